@@ -1,0 +1,309 @@
+"""Typed, validated variables: the environment, then `.env`, then `env.example`.
+
+`env.example` is the only place where a variable, its kind, its range and its default are
+written; this module reads them from there. Guarantees: every value handed out has the kind
+and lies in the range that `env.example` states; a name or value that does not fit is refused
+by name, with the place it came from; a secret's value appears in no message. It does not
+check that hosts answer or that paths exist: the stage that needs them does.
+
+Standard library only, and cheap to import: the session client starts with it.
+"""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "env.example"
+# An unknown name with one of these beginnings is taken for a misspelt variable of ours.
+OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
+# Offsets from GYM_BASE_PORT; env.example says the same in words.
+PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks": 4}
+
+
+class SettingsError(Exception):
+    """A variable is unknown or its value does not fit; the message is one line for the user."""
+
+
+class Variable:
+    """One variable as `env.example` declares it: kind, range, unit, default, meaning."""
+
+    def __init__(self, name, default, kind, bounds, unit, meaning, group):
+        self.name, self.default, self.meaning, self.group = name, default, meaning, group
+        self.optional = kind.endswith("?")
+        self.kind = kind.rstrip("?")
+        self.bounds, self.unit = bounds, unit
+
+    def parse(self, text, origin):
+        """Turn `text` into the variable's value; `origin` names the place it came from.
+
+        Returns int, float, str, Path, or a list of networks, by kind; None for an empty
+        optional. Raises SettingsError with the name, the origin and what is expected.
+        """
+        if text == "" and (self.optional or self.kind == "secret"):
+            return None
+        try:
+            return KINDS[self.kind](text, self.bounds)
+        except ValueError as error:
+            shown = "" if self.kind == "secret" else f"={text[:200]!r}"
+            raise SettingsError(f"{origin}: {self.name}{shown} {error}") from None
+
+    def default_text(self):
+        return self.default or "(empty)"
+
+    def range_text(self):
+        return " ".join(part for part in (self.kind, self.bounds, self.unit) if part)
+
+
+def _number(convert, word):
+    def parse(text, bounds):
+        low, high = (convert(bound) for bound in bounds.split(".."))
+        try:
+            value = convert(text)
+        except ValueError:
+            raise ValueError(f"is not {word} in {bounds}") from None
+        if not low <= value <= high:
+            raise ValueError(f"is outside {bounds}")
+        return value
+
+    return parse
+
+
+def _choice(text, bounds):
+    if text not in bounds.split("|"):
+        raise ValueError(f"is none of {bounds.replace('|', ', ')}")
+    return text
+
+
+def _text(text, bounds):
+    if not text or not text.isprintable():
+        raise ValueError("is empty or holds control characters")
+    return text
+
+
+def _secret(text, bounds):
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("holds characters that cannot stand in a header")
+    return text
+
+
+def _path(text, bounds):
+    if not text or "\0" in text:
+        raise ValueError("is not a path")
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else ROOT / path
+
+
+def _url(text, bounds):
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or parts.username or parts.query or parts.fragment:
+        raise ValueError("is not an http(s) URL without user, query and fragment")
+    return text.rstrip("/")
+
+
+def _host(text, bounds):
+    if not text or not all(c.isalnum() or c in ".-:_" for c in text):
+        raise ValueError("is not a host name or address")
+    return text
+
+
+def _ip(text, bounds):
+    from ipaddress import ip_address
+
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise ValueError("is not an IP address") from None
+
+
+def _cidrs(text, bounds):
+    from ipaddress import ip_network
+
+    networks = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            network = ip_network(item, strict=True)
+        except ValueError:
+            raise ValueError(f"holds {item!r}, which is no strict CIDR (10.0.0.0/8, 10.1.2.3/32)") from None
+        if network.prefixlen == 0:
+            raise ValueError(f"holds {item!r}, which covers every address; name the trainer's network")
+        networks.append(network)
+    return networks
+
+
+KINDS = {
+    "int": _number(int, "a whole number"),
+    "float": _number(float, "a number"),
+    "choice": _choice,
+    "text": _text,
+    "secret": _secret,
+    "path": _path,
+    "url": _url,
+    "host": _host,
+    "ip": _ip,
+    "cidrs": _cidrs,
+}
+
+
+def declared(example=EXAMPLE):
+    """Read `env.example`: {name: Variable}, in the order they stand there."""
+    variables, meaning, spec, group = {}, [], None, ""
+    for line in Path(example).read_text(encoding="utf-8").splitlines():
+        if line.startswith("##@"):
+            group = line[3:].strip()
+        elif line.startswith("#:"):
+            spec = line[2:].split(None, 2)
+        elif line.startswith("#"):
+            meaning.append(line[1:].strip())
+        elif "=" in line:
+            name, default = line.split("=", 1)
+            kind, *rest = spec
+            bounds = rest.pop(0) if rest and (".." in rest[0] or kind == "choice") else ""
+            variables[name] = Variable(name, default, kind, bounds, " ".join(rest), " ".join(meaning), group)
+            meaning, spec = [], None
+        else:
+            meaning, spec = [], None
+    return variables
+
+
+def read_dotenv(path, variables):
+    """Read a `.env`: {name: (text, "file:line")}. Raises SettingsError on a line that is no NAME=value."""
+    found = {}
+    if not path.exists():
+        return found
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, text = line.removeprefix("export ").partition("=")
+        origin = f"{path.name}:{number}"
+        if not equals:
+            raise SettingsError(f"{origin}: not a NAME=value line: {line[:80]!r}")
+        name, text = name.strip(), text.strip()
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        if name not in variables:
+            raise SettingsError(f"{origin}: {_unknown(name, variables)}")
+        found[name] = (text, origin)
+    return found
+
+
+def _unknown(name, variables):
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, variables, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{name} is not a variable of env.example{hint}"
+
+
+def _refuse_misspelt(environment, variables):
+    """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
+    _, _, overrides = environment.get("MAKEFLAGS", "").partition(" -- ")
+    named_on_make = [word.partition("=")[0] for word in overrides.split() if "=" in word]
+    for name in named_on_make:
+        if name.isupper() and name not in variables:
+            raise SettingsError(f"make: {_unknown(name, variables)}")
+    for name in environment:
+        if name.startswith(OUR_PREFIXES) and name not in variables:
+            raise SettingsError(f"environment: {_unknown(name, variables)}")
+
+
+class Settings:
+    """The values of all variables as attributes (`settings.GYM_BASE_PORT`), and what follows from them."""
+
+    def __init__(self, values, texts):
+        self._values = values
+        self.texts = texts
+
+    def __getattr__(self, name):
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"{name} is not declared in env.example") from None
+
+    def port(self, server):
+        """Port of "gateway", "agent", "resource", "head" or "callbacks"."""
+        return self.GYM_BASE_PORT + PORT_OFFSETS[server]
+
+    def local_url(self, server):
+        """URL of one of our servers as seen on this machine."""
+        return f"http://127.0.0.1:{self.port(server)}"
+
+    @property
+    def gateway_url(self):
+        if self.NEMO_GYM_URL:
+            return self.NEMO_GYM_URL
+        host = f"[{self.GYM_HOST}]" if ":" in self.GYM_HOST else self.GYM_HOST
+        return f"http://{host}:{self.port('gateway')}"
+
+    @property
+    def gym_data(self):
+        """Folder of the task rows."""
+        return self.DATA_ROOT / "nemo-gym"
+
+    def rows_path(self, split=None):
+        """The raw rows of a split (default: NEMO_GYM_SOURCE_DATA, else those of SPLIT)."""
+        if split is None and self.NEMO_GYM_SOURCE_DATA:
+            return self.NEMO_GYM_SOURCE_DATA
+        return self.gym_data / f"workplace_assistant_{split or self.SPLIT}.jsonl"
+
+
+def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None):
+    """Read all variables. `overrides` maps names to text from the command line.
+
+    Raises SettingsError (one line) on an unknown name or a value off its range.
+    """
+    environment = os.environ if environment is None else environment
+    variables = declared(example)
+    _refuse_misspelt(environment, variables)
+    from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables)
+    values, texts = {}, {}
+    for name, variable in variables.items():
+        if overrides and overrides.get(name) is not None:
+            text, origin = overrides[name], "command line"
+        elif name in environment:
+            text, origin = environment[name], "environment"
+        elif name in from_file:
+            text, origin = from_file[name]
+        else:
+            text, origin = variable.default, "env.example"
+        values[name] = variable.parse(text, origin)
+        texts[name] = text
+    return Settings(values, texts)
+
+
+def from_command_line(description, *names, configure=None, argv=None):
+    """Build a stage's command line: one option for each variable in `names` (SPLIT: --split).
+
+    `configure(parser)` may add more. Returns (Settings, argparse.Namespace). Prints help or
+    the one line of what is wrong and exits; a secret has no option, since process lists
+    show arguments.
+    """
+    import argparse
+    import sys
+
+    variables = declared()
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for name in names:
+        variable = variables[name]
+        parser.add_argument(
+            f"--{name.lower().replace('_', '-')}",
+            dest=name,
+            metavar=variable.kind.upper(),
+            help=f"{variable.meaning} [{variable.range_text()}; default {variable.default_text()}]".replace("%", "%%"),
+        )
+    if configure:
+        configure(parser)
+    args = parser.parse_args(argv)
+    try:
+        return load({name: getattr(args, name) for name in names}), args
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,114 @@
+"""What a stage says: progress on a terminal, stage lines, tables, the result line, the one-line error.
+
+Guarantees: results go to stdout, progress and errors to stderr; progress that is redrawn
+appears only on a terminal, so that a log file holds one line a stage; `run` turns a Failure
+into one line and exit status 1, never a traceback. It formats; it decides nothing.
+"""
+
+import sys
+import time
+from contextlib import contextmanager
+
+
+class Failure(Exception):
+    """What is wrong, where, and the command that fixes it: one line for the user."""
+
+
+def run(main):
+    """Call a stage's `main()` and exit with what it returns; the end of every script."""
+    try:
+        sys.exit(main() or 0)
+    except Failure as failure:
+        clear_line()
+        print(f"error: {failure}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        clear_line()
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def say(line):
+    """Print a result line to stdout."""
+    clear_line()
+    print(line, flush=True)
+
+
+def redraw(line):
+    """Replace the current line on a terminal; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def clear_line():
+    redraw("")
+
+
+class Stage:
+    """A stage in progress: `detail(text)` redraws what it is doing; `seconds` once it ended."""
+
+    def __init__(self, name):
+        self.name = name
+        self.seconds = None
+        self._start = time.monotonic()
+
+    def elapsed(self):
+        return time.monotonic() - self._start
+
+    def detail(self, text):
+        redraw(f"  ..  {self.name:<24} {self.elapsed():6.1f} s  {text}")
+
+    def end(self, ok, text=""):
+        self.seconds = self.elapsed()
+        mark = " ok " if ok else "FAIL"
+        say(f"[{mark}] {self.name:<24} {self.seconds:6.1f} s  {text}".rstrip())
+
+
+@contextmanager
+def stage(name):
+    """Time a stage and print its line at the end; `stage.note` (optional) is put on that line."""
+    current = Stage(name)
+    current.note = ""
+    current.detail("")
+    try:
+        yield current
+    except BaseException:
+        current.end(False)
+        raise
+    current.end(True, current.note)
+
+
+class Bar:
+    """Progress over `total` items with rate and time left, on a terminal only."""
+
+    def __init__(self, label, total):
+        self.label, self.total, self.done = label, total, 0
+        self._start = time.monotonic()
+
+    def step(self, count=1, text=""):
+        self.done += count
+        elapsed = time.monotonic() - self._start
+        left = elapsed / self.done * (self.total - self.done) if self.done else 0.0
+        width = 24
+        filled = width * self.done // max(self.total, 1)
+        bar = "#" * filled + "-" * (width - filled)
+        redraw(f"  {self.label} [{bar}] {self.done}/{self.total} {elapsed:.0f} s, {left:.0f} s left  {text}")
+
+
+def table(headers, rows):
+    """Format rows as an aligned table; numbers to the right. Returns the text."""
+    cells = [[str(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
+    numeric = [
+        all(isinstance(row[i], (int, float)) and not isinstance(row[i], bool) for row in rows)
+        for i in range(len(headers))
+    ]
+
+    def line(values):
+        aligned = (v.rjust(w) if n else v.ljust(w) for v, w, n in zip(values, widths, numeric, strict=True))
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
