@@ -253,17 +253,22 @@ class Settings:
         return self.gym_data / f"workplace_assistant_{split or self.SPLIT}.jsonl"
 
 
-def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None):
+def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=None):
     """Read all variables. `overrides` maps names to text from the command line.
+
+    With `names`, only those are read and checked, for a program that runs among variables of
+    others, who may use our names (LIMIT, MODEL) and prefixes for something else.
 
     Raises SettingsError (one line) on an unknown name or a value off its range.
     """
     environment = os.environ if environment is None else environment
     variables = declared(example)
-    _refuse_misspelt(environment, variables)
+    if names is None:
+        _refuse_misspelt(environment, variables)
     from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables)
     values, texts = {}, {}
-    for name, variable in variables.items():
+    for name in names or variables:
+        variable = variables[name]
         if overrides and overrides.get(name) is not None:
             text, origin = overrides[name], "command line"
         elif name in environment:

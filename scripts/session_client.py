@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""The agent command: one process a sample, from the trainer's variables to a reward.
+
+Reads RELAX_INPUT_JSON, has the Gateway run it as one trial, and writes RELAX_OUTPUT_JSON.
+On a trainer's node; it lives as long as the trial (NEMO_GYM_DEADLINE_S at most, and a little).
+
+Guarantees: the output appears whole or not at all, and only with a finite reward of a
+completed or truncated trial; every other end is a non-zero exit and one line on stderr, so
+that the trainer drops the sample's group instead of training on it. The same launch always
+asks for the same trial, whatever was sent again. SIGTERM and SIGINT abort the trial first.
+The session id and the Gateway's token appear in no argument and no message. It rides out a
+Gateway that restarts; it does not judge what the policy did.
+
+Exit status: 0 reward written, 1 no reward, 2 unusable variables or input, 130/143 interrupted.
+Standard library only and few imports: a rollout starts hundreds of these.
+
+    python3 scripts/session_client.py        (with the RELAX_* variables set)
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+
+import settings as variables
+from gateway_client import ClientError, Gateway, GaveUp, Trial, refuse_constant
+
+PROTOCOL = "relax-nemo-gym/v1"
+REWARDED = ("completed", "truncated")
+RELAX_NAMES = ("INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSION_ID", "ROLLOUT_MODE", "GROUP_ID")
+# Only these are read and checked: the process runs among a trainer's own variables.
+NAMES = [
+    "NEMO_GYM_URL",
+    "GYM_HOST",
+    "GYM_BASE_PORT",
+    "GATEWAY_TOKEN",
+    "NEMO_GYM_ENVIRONMENT",
+    "NEMO_GYM_CONFIG",
+    "NEMO_GYM_MODEL",
+    "NEMO_GYM_INTERRUPT_POLICY",
+    "NEMO_GYM_DEADLINE_S",
+    "NEMO_GYM_LEASE_S",
+    "NEMO_GYM_STARTUP_TIMEOUT_S",
+    "NEMO_GYM_REQUEST_TIMEOUT_S",
+    "NEMO_GYM_MAX_RETRIES",
+    "NEMO_GYM_RETRY_BACKOFF_S",
+]
+ATTEMPT = 1
+# The trainer kills what is left of the process group 5 s after SIGTERM.
+LAST_WORD_S = 3.5
+
+
+class InputFault(ClientError):
+    """The variables or the input file cannot be used."""
+
+    exit_status = 2
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGINT arrived."""
+
+
+def read_session(environment):
+    """The trainer's RELAX_* variables without their prefix: {name: text}. Raises InputFault."""
+    session = {name: environment.get(f"RELAX_{name}", "") for name in RELAX_NAMES}
+    for name, text in session.items():
+        if not text:
+            raise InputFault(f"RELAX_{name} is not set; the trainer sets it when it starts the agent command")
+    if session["ROLLOUT_MODE"] not in ("train", "eval"):
+        raise InputFault("RELAX_ROLLOUT_MODE is neither train nor eval")
+    if not session["BASE_URL"].startswith(("http://", "https://")):
+        raise InputFault("RELAX_BASE_URL is no http(s) URL")
+    token = session["SESSION_ID"]
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InputFault("RELAX_SESSION_ID holds characters that cannot stand in a header")
+    return session
+
+
+def read_task(path):
+    """The session input {"messages": [...], "metadata": {...}}. Raises InputFault."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            task = json.load(file, parse_constant=refuse_constant)
+        json.dumps(task, allow_nan=False)
+    except OSError as error:
+        raise InputFault(f"RELAX_INPUT_JSON: {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputFault(f"RELAX_INPUT_JSON: {path}: not JSON: {error}") from None
+    if not isinstance(task, dict):
+        raise InputFault(f"RELAX_INPUT_JSON: {path}: not an object")
+    messages, metadata = task.get("messages"), task.get("metadata", {})
+    if not isinstance(messages, list) or not messages:
+        raise InputFault(f"RELAX_INPUT_JSON: {path}: messages is not a list with at least one message")
+    if not isinstance(metadata, dict):
+        raise InputFault(f"RELAX_INPUT_JSON: {path}: metadata is not an object")
+    return {"messages": messages, "metadata": metadata}
+
+
+def request_id(session):
+    """Stable for one launch, new for the next; does not reveal the session id."""
+    launch = "\0".join((session["SESSION_IO_DIR"], session["SESSION_ID"], str(ATTEMPT)))
+    return "relax-" + hashlib.sha256(launch.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def create_payload(settings, session, task):
+    """The body of POST /v1/trials."""
+    return {
+        "protocol_version": PROTOCOL,
+        "request_id": request_id(session),
+        "session": {
+            "session_id": session["SESSION_ID"],
+            "group_id": session["GROUP_ID"],
+            "rollout_mode": session["ROLLOUT_MODE"],
+            "attempt": ATTEMPT,
+        },
+        "environment": {"name": settings.NEMO_GYM_ENVIRONMENT, "config": settings.NEMO_GYM_CONFIG, "task": task},
+        "model_endpoint": {
+            "base_url": session["BASE_URL"],
+            "api_key": session["SESSION_ID"],
+            "model": settings.NEMO_GYM_MODEL,
+        },
+        "generation": {"responses_create_params": {}, "sampling_params": {}},
+        "interrupt_policy": settings.NEMO_GYM_INTERRUPT_POLICY,
+        "deadline_s": settings.NEMO_GYM_DEADLINE_S,
+        "lease_s": settings.NEMO_GYM_LEASE_S,
+        "metadata": {},
+    }
+
+
+def result_of(snapshot, trial_id):
+    """What the trainer reads. Raises ClientError when the trial ended without a reward."""
+    status, reward, error = snapshot["status"], snapshot.get("reward"), snapshot.get("error")
+    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
+    if status not in REWARDED or not number:
+        error = error if isinstance(error, dict) else {}
+        cause = "".join(f", {key} {error[key]}" for key in ("type", "cause") if error.get(key))
+        raise ClientError(f"trial {trial_id} ended {status} without a reward: {error.get('code')}{cause}")
+    kept = {"request_id": trial_id, "status": status, "metrics": snapshot.get("metrics"), "error": error}
+    return {"reward": reward, "metadata": {"nemo_gym": kept}}
+
+
+def write_result(path, result):
+    """Put the result at `path`, whole or not at all. Raises ClientError."""
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+        os.replace(beside, path)
+    except OSError as error:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise ClientError(f"RELAX_OUTPUT_JSON: {path}: {error.strerror}") from None
+
+
+def _interrupt(signum, frame):
+    # One is enough: what follows is the abort, and a second signal must not cut it short.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signum))
+    signal.setitimer(signal.ITIMER_REAL, LAST_WORD_S)
+    raise Interrupted(signum)
+
+
+def roll_out(settings, session):
+    """Run the sample's trial and write its result. Aborts it when interrupted or out of patience."""
+    payload = create_payload(settings, session, read_task(session["INPUT_JSON"]))
+    trial = Trial(Gateway(settings), payload)
+    try:
+        snapshot = trial.finish()
+    except (Interrupted, GaveUp):
+        trial.abort()
+        raise
+    write_result(session["OUTPUT_JSON"], result_of(snapshot, payload["request_id"]))
+
+
+def complain(message, *secrets):
+    """One line on stderr, without any of `secrets`."""
+    for secret in filter(None, secrets):
+        message = message.replace(secret, "***")
+    print("session client: " + " ".join(message.split())[:1000], file=sys.stderr, flush=True)
+
+
+def main():
+    if sys.argv[1:]:
+        known = sys.argv[1] in ("-h", "--help")
+        print(
+            __doc__.strip() if known else "session client: takes no arguments", file=sys.stdout if known else sys.stderr
+        )
+        return 0 if known else 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    secrets = [os.environ.get("RELAX_SESSION_ID")]
+    try:
+        settings = variables.load(names=NAMES)
+        secrets.append(settings.GATEWAY_TOKEN)
+        roll_out(settings, read_session(os.environ))
+    except (ClientError, variables.SettingsError) as fault:
+        complain(str(fault), *secrets)
+        return getattr(fault, "exit_status", 2)
+    except Interrupted as interruption:
+        signum = interruption.args[0]
+        complain(f"{signal.Signals(signum).name}: stopped; the trial was told to abort if it had begun", *secrets)
+        return 128 + signum
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
