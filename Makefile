@@ -1,0 +1,71 @@
+# Every target is one script; `make` alone lists them. Variables of env.example can be given
+# as `make data SPLIT=train`; they reach the script through the environment.
+.DEFAULT_GOAL := help
+
+##@ Help
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+##@ Whole chain
+
+.PHONY: smoke
+smoke: ## Set up, start the graph, verify it, roll out the example rows, accept, report
+	@scripts/run.sh smoke
+
+.PHONY: stop
+stop: ## End everything this clone started on this machine
+	@scripts/run.sh stop
+
+##@ Stages
+
+.PHONY: setup
+setup: ## Make the virtual environment and patch NeMo Gym in it
+	@scripts/setup.sh
+
+.PHONY: data
+data: ## Fetch and convert task rows (SPLIT=example|train|validation)
+	@scripts/run.sh prepare_data
+
+.PHONY: model
+model: ## Fetch the model into MODEL_DIR
+	@scripts/run.sh fetch_model
+
+.PHONY: gym-up
+gym-up: ## Start the environment's servers and wait until they are ready
+	@scripts/run.sh gym_up
+
+.PHONY: verify
+verify: ## Check the verifier and one whole trial against the running servers
+	@scripts/run.sh verify_verifier && scripts/run.sh verify_trial
+
+.PHONY: accept
+accept: ## Judge the rollouts of the last run
+	@scripts/run.sh accept
+
+.PHONY: gym-down
+gym-down: ## End the environment's servers
+	@scripts/run.sh gym_down
+
+##@ Development
+
+.PHONY: test
+test: ## Run all tests
+	@tests/run.sh
+
+.PHONY: lint
+lint: ## Check the form of every file
+	@tests/lint.sh
+
+.PHONY: format
+format: ## Bring every file into form
+	@tests/lint.sh --fix
+
+.PHONY: lock
+lock: ## Resolve the locks of packages anew (needs uv)
+	@scripts/lock.sh
+
+.PHONY: clean
+clean: ## Stop, then remove the virtual environment and the run folder
+	@scripts/run.sh stop && rm -rf .venv .venv.lock data/run

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs one stage: sets this clone up where that is needed, then starts scripts/NAME.py with
+# the Python of .venv. On this machine; without set-up to do it adds some milliseconds.
+#
+#   scripts/run.sh smoke
+#   scripts/run.sh prepare_data --split train
+#   scripts/run.sh gym_up --help
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+name=${1:-}
+stage=$root/scripts/$name.py
+
+if [[ -z $name || ! -f $stage ]]; then
+    echo "usage: scripts/run.sh NAME [ARGUMENT...], where scripts/NAME.py is a stage" >&2
+    exit 2
+fi
+shift
+
+case $name in
+    stop | gym_down)
+        if [[ ! -x $root/.venv/bin/python ]]; then
+            echo "Nothing to stop: this clone was never set up."
+            exit 0
+        fi
+        ;;
+    *) "$root/scripts/setup.sh" ;;
+esac
+
+# Only what the lock pins may be imported.
+unset PYTHONHOME PYTHONPATH
+export SETUP_SECONDS=$SECONDS
+exec "$root/.venv/bin/python" "$stage" "$@"

@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# Sets this clone up: a virtual environment in .venv with the packages that
+# scripts/requirements.txt locks by hash, and our patches applied to NeMo Gym in it.
+#
+# Runs on any Linux machine with Python 3.12 or 3.13 (on PATH, under pyenv, or through uv);
+# needs no root. The first call takes about a minute, most of it download; later ones do
+# nothing, in milliseconds. A change of the lock remakes .venv, a change of the patches
+# reinstalls NeMo Gym alone. Calls at the same time wait for one another.
+#
+#   scripts/setup.sh          what the stages need
+#   scripts/setup.sh test     that, and the tools of `make test` and `make lint`
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Settings of other environments that would lead the installer or Python elsewhere.
+unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRTUAL_ENV
+
+readonly LOCK=scripts/requirements.txt TEST_LOCK=tests/requirements.txt
+readonly STAMPS=.venv/.ready LOG=.venv/setup.log
+readonly SUITS='import sys; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 13))'
+
+say() { echo "set-up: $*" >&2; }
+
+fail() {
+    echo "error: set-up: $*" >&2
+    exit 1
+}
+
+# The state a stamp stands for. A venv works only where it was made and with that Python.
+key_of() {
+    case $1 in
+        packages) cat "$LOCK" && pwd && readlink -f .venv/bin/python ;;
+        patches) cat patches/* scripts/apply_patches.py ;;
+        tests) cat "$TEST_LOCK" ;;
+    esac | sha256sum
+}
+
+is_ready() { [[ -x .venv/bin/python && -r $STAMPS/$1 && "$(<"$STAMPS/$1")" == "$(key_of "$1")" ]]; }
+
+all_ready() {
+    local part
+    for part in "$@"; do is_ready "$part" || return 1; done
+}
+
+stamp() { mkdir -p "$STAMPS" && key_of "$1" >"$STAMPS/$1"; }
+
+have_uv() { uv --version >/dev/null 2>&1; }
+
+# A pyenv shim lies on PATH whether or not its Python is there, so each candidate is run.
+suits() { "$1" -c "$SUITS" >/dev/null 2>&1; }
+
+can_make_venv() { have_uv || "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
+
+candidates() {
+    printf '%s\n' python3 python3.12 python3.13
+    printf '%s\n' "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[23].*/bin/python3
+    if have_uv; then uv python find '>=3.12,<3.14' 2>/dev/null || true; fi
+}
+
+find_python() {
+    local candidate bare=""
+    while read -r candidate; do
+        suits "$candidate" || continue
+        if can_make_venv "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+        bare=$candidate
+    done < <(candidates)
+    [[ -z $bare ]] || fail "$bare lacks its venv module; cure: apt-get install python3-venv (or install uv)"
+    have_uv || fail "no Python 3.12 or 3.13 on PATH or under pyenv; cure: pyenv install 3.12, or pip install uv"
+    echo 3.12 # uv fetches it
+}
+
+# Replacing packages under running servers would break them in ways nobody could explain.
+assert_unused() {
+    local file program
+    for file in /proc/[0-9]*/cmdline; do
+        { IFS= read -r -d '' program <"$file"; } 2>/dev/null || continue
+        [[ $program != "$PWD"/.venv/* ]] ||
+            fail "packages or patches changed while process ${file//[^0-9]/} runs from .venv; cure: make stop"
+    done
+}
+
+cause() {
+    case $(tail -n 30 "$LOG") in
+        *"No space left"* | *"Errno 28"*) echo "the disk is full" ;;
+        *"THESE PACKAGES DO NOT MATCH"* | *"ash mismatch"*) echo "a download does not match its hash in the lock" ;;
+        *onnect* | *"dns error"* | *"name resolution"* | *"timed out"* | *"No matching distribution"*)
+            echo "a package could not be downloaded"
+            ;;
+        *) echo "the command failed" ;;
+    esac
+}
+
+# step WHAT COMMAND...: runs the command with its output in the log, shown only when it fails.
+step() {
+    local what=$1 started=$SECONDS
+    shift
+    say "$what …"
+    if ! "$@" >"$LOG" 2>&1; then
+        tail -n 8 "$LOG" | sed 's/^/    /' >&2
+        fail "$what: $(cause) (last lines above, all in $LOG); then call it again"
+    fi
+    say "$what: done in $((SECONDS - started)) s"
+}
+
+install_packages() {
+    # Copies: a hard link into uv's cache would carry our patches to other environments.
+    if have_uv; then
+        uv pip install --python .venv/bin/python --link-mode copy --require-hashes "$@"
+    else
+        .venv/bin/python -m pip --disable-pip-version-check install --no-input --require-hashes "$@"
+    fi
+}
+
+make_venv() {
+    rm -rf .venv
+    mkdir .venv
+    step "virtual environment with $1" create_venv "$1"
+}
+
+create_venv() { if have_uv; then uv venv --allow-existing --python "$1" .venv; else "$1" -m venv .venv; fi; }
+
+set_up_packages() {
+    local python
+    python=$(find_python)
+    make_venv "$python"
+    step "packages of $LOCK" install_packages -r "$LOCK"
+    stamp packages
+}
+
+# The files a patch added are in no record of the installer, so NeMo Gym's folders go first.
+renew_nemo_gym() {
+    local site
+    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    (cd "$site" && xargs rm -rf <nemo_gym-*.dist-info/top_level.txt)
+    sed -n '/^nemo-gym==/,/[^\\]$/p' "$LOCK" >.venv/nemo-gym.txt
+    install_packages --force-reinstall --no-deps -r .venv/nemo-gym.txt
+}
+
+set_up_patches() {
+    if [[ -e $STAMPS/patching ]]; then step "NeMo Gym as released" renew_nemo_gym; fi
+    touch "$STAMPS/patching"
+    step "patches of NeMo Gym" .venv/bin/python scripts/apply_patches.py
+    stamp patches
+}
+
+set_up_tests() {
+    step "tools of $TEST_LOCK" install_packages -r "$TEST_LOCK"
+    stamp tests
+}
+
+main() {
+    local part parts=(packages patches)
+    case ${1:-} in
+        "") ;;
+        test) parts+=(tests) ;;
+        -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]##*/}" && exit ;;
+        *) fail "unknown argument $1; see scripts/setup.sh --help" ;;
+    esac
+    all_ready "${parts[@]}" && return
+    exec 9>.venv.lock
+    flock 9
+    all_ready packages patches || assert_unused
+    for part in "${parts[@]}"; do is_ready "$part" || "set_up_$part"; done
+}
+
+main "$@"
