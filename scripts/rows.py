@@ -227,7 +227,6 @@ def to_run_request(task):
     if WRAPPER in task or "messages" not in task:
         check_row(task)
         return task
-    check_values(task)
     row = _from_session(task["messages"], _require(task, "", "metadata", dict))
     try:
         check_row(row)

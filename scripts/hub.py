@@ -1,0 +1,127 @@
+"""The Hugging Face hub as the data and model stages use it, and its faults in one line each.
+
+Guarantees: what goes wrong on the way (no network, no access, no such revision, a full
+disk) leaves as a Failure that names what was asked for and what to do; a token never
+appears in it. It honours HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and proxy variables, as the
+client does. A connection that breaks is resumed within a run; whole files are kept for the
+next run, a part of one is not. It does not judge what was downloaded.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import sys
+from contextlib import contextmanager
+
+from terminal import Failure
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def sha256_of(path):
+    """Hex sha256 of a file's bytes; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def commit_of(repo_id, revision, repo_type):
+    """The commit a branch, tag or commit stands for. A full commit is not looked up."""
+    if COMMIT.fullmatch(revision):
+        return revision
+    with _faults_in_words(f"{repo_id} at revision {revision}"):
+        return _client().HfApi().repo_info(repo_id, revision=revision, repo_type=repo_type).sha
+
+
+def fetch_dataset_file(repo_id, name, revision, folder):
+    """Download one file of a dataset at a commit into `folder`; returns its path."""
+    with _faults_in_words(f"{name} of {repo_id} at revision {revision}"):
+        _client().hf_hub_download(repo_id, name, repo_type="dataset", revision=revision, local_dir=folder)
+    return folder / name
+
+
+def fetch_model(repo_id, revision, folder):
+    """Download all files of a model at a commit into `folder`, those already there excepted."""
+    with _faults_in_words(f"{repo_id} at revision {revision}"):
+        _client().snapshot_download(repo_id, revision=revision, local_dir=folder)
+
+
+@contextmanager
+def disk_faults_in_words(variable, folder):
+    """Turn a full or unwritable disk into a Failure that names the variable to change."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise Failure(f"{folder}: {error.strerror}; free some, or set {variable} to another disk") from None
+        place = error.filename or folder
+        raise Failure(f"{place}: {error.strerror or error}; set {variable} to a folder that can be written") from None
+
+
+def _client():
+    # Imported late: rows that are already there need no client, and it takes a second to load.
+    import huggingface_hub
+
+    huggingface_hub.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+    return huggingface_hub
+
+
+@contextmanager
+def _faults_in_words(what):
+    try:
+        yield
+    except Exception as error:
+        # Every exception: which ones the client's transport raises changes with its version.
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+            raise
+        raise Failure(_words(error, what)) from None
+
+
+def _words(error, what):
+    from huggingface_hub import errors
+
+    endpoint = _without_secrets(_endpoint())
+    chain = list(_chain(error))
+    if any(isinstance(one, errors.OfflineModeIsEnabled) for one in chain):
+        return f"HF_HUB_OFFLINE is set and {what} is not on this machine; unset it for one run with network"
+    status = next((s for s in map(_status, chain) if s), None)
+    if status in (401, 403):
+        return (
+            f"{endpoint} refused {what} (HTTP {status}); set HF_TOKEN to a token that may read it, "
+            "after accepting its terms on the hub if it has any"
+        )
+    if status == 404:
+        return f"{endpoint} has no {what} (HTTP 404); check the revision, and HF_ENDPOINT if it is set"
+    if status:
+        return f"{endpoint} answered HTTP {status} for {what}; run this again later"
+    cause = _without_secrets(" ".join(str(chain[-1]).split()))[:200]
+    return (
+        f"cannot get {what} from {endpoint} ({type(chain[-1]).__name__}: {cause}); "
+        "check the network, HF_ENDPOINT and the proxy variables, then run this again"
+    )
+
+
+def _endpoint():
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _chain(error):
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status(error):
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _without_secrets(text):
+    """Blank tokens, and the user part of URLs."""
+    text = re.sub(r"//[^/\s@]*@", "//", text)
+    return re.sub(r"Bearer \S+|hf_\w+", "(token)", text)

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Put the task rows of a split in place, checked, raw and converted: `make data SPLIT=validation`.
+
+The five example rows come from the installed nemo-gym package, the published splits from
+the Hugging Face hub at the revision that data/dataset.lock.json pins. Guarantees: a file is
+put in place only if its sha256 is the pinned one and every row is fit to run; its bytes are
+those that were published; a file that is already right needs no network. The converted file
+is a check that the trainer's converter loses nothing; training reads the raw one.
+
+    make data                                              # the five example rows
+    make data SPLIT=train                                  # 1,255 rows, about 32 MB
+    scripts/run.sh prepare_data.py --accept REVISION       # check and pin another revision
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections import Counter
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+import hub
+import rows
+import settings
+import terminal
+from terminal import Failure
+
+LOCK = settings.ROOT / "data" / "dataset.lock.json"
+PUBLISHED = ("train", "validation")
+
+
+def main():
+    values, args = settings.from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
+    folder = values.gym_data
+    with hub.disk_faults_in_words("DATA_ROOT", folder), alone_in(folder):
+        lock = accept(args.accept, args.lock, folder) if args.accept else read_lock(args.lock)
+        for split in PUBLISHED if args.accept else [values.SPLIT]:
+            path = folder / f"workplace_assistant_{split}.jsonl"
+            prepare(lock, args.lock, split, path)
+        shutil.rmtree(staging(folder), ignore_errors=True)
+
+
+def add_options(parser):
+    parser.add_argument("--accept", metavar="REVISION", help="check the published splits at REVISION and pin them")
+    parser.add_argument("--lock", type=Path, default=LOCK, metavar="FILE", help=f"the pins (default: {LOCK.name})")
+
+
+def prepare(lock, lock_path, split, path):
+    """Put one split in place at `path` and its converted rows beside it; print what is in it."""
+    pin, source = lock["splits"][split], path
+    if hub.sha256_of(path) != pin["sha256"]:
+        source = obtain(lock, split, path.parent)
+        refuse_other_bytes(source, pin, lock, lock_path)
+    found = rows.read_rows(source)
+    if len(found) != pin["rows"]:
+        raise Failure(f"{source}: {len(found)} rows, but {lock_path} says {pin['rows']}; correct the lock")
+    converted = [convert(row, f"{source}: row {number}") for number, row in enumerate(found, 1)]
+    os.replace(source, path)
+    relax_path = path.with_name(f"{path.stem}_relax.jsonl")
+    write_beside(relax_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in converted))
+    terminal.say(summary(found))
+    terminal.say(
+        f"Workplace Assistant data ready: split={split} rows={len(found)} relax_rows={len(converted)} "
+        f"sha256={pin['sha256']} path={path}"
+    )
+
+
+def convert(row, place):
+    """The trainer's form of `row`, after proving that the row comes back from it."""
+    try:
+        relax = rows.to_relax(row)
+    except rows.RowError as error:
+        raise Failure(f"{place}: {error}") from None
+    if rows.to_run_request({"messages": relax["input"], "metadata": relax["metadata"]}) != row:
+        raise Failure(f"{place}: the converted row does not give the raw row back; report this row")
+    return relax
+
+
+def obtain(lock, split, folder):
+    """Fetch a split's file into the staging folder, unchecked; returns its path."""
+    pin = lock["splits"][split]
+    if "package" in pin:
+        return copy_from_package(pin, staging(folder))
+    with terminal.stage(f"download {pin['file']}"):
+        return hub.fetch_dataset_file(lock["repo_id"], pin["file"], lock["revision"], staging(folder))
+
+
+def staging(folder):
+    return folder / ".download"
+
+
+def copy_from_package(pin, folder):
+    try:
+        source = Path(metadata.distribution(pin["package"]).locate_file(pin["file"]))
+        folder.mkdir(exist_ok=True)
+        return Path(shutil.copyfile(source, folder / source.name))
+    except metadata.PackageNotFoundError:
+        raise Failure(f"{pin['package']} is not installed for this Python; run scripts/run.sh prepare_data.py") from None
+    except FileNotFoundError:
+        raise Failure(f"{source}: missing; remove .venv and run this again to install {pin['package']} anew") from None
+
+
+def refuse_other_bytes(staged, pin, lock, lock_path):
+    digest = hub.sha256_of(staged)
+    if digest == pin["sha256"]:
+        return
+    # The client would take the file for done; without it the next run asks the hub again.
+    shutil.rmtree(staged.parent, ignore_errors=True)
+    origin = f"installed {pin['package']}" if "package" in pin else f"{lock['repo_id']} at revision {lock['revision']}"
+    cure = "remove .venv and run this again" if "package" in pin else "scripts/run.sh prepare_data.py --accept REVISION"
+    raise Failure(
+        f"{pin['file']} of {origin} has sha256 {digest}, not {pin['sha256']} as in {lock_path}; "
+        f"refused, nothing was changed; to take other rows: {cure}"
+    )
+
+
+def accept(revision, lock_path, folder):
+    """Download the published splits at `revision`, check every row, then pin them; returns the new lock."""
+    lock = read_lock(lock_path)
+    lock["revision"] = hub.commit_of(lock["repo_id"], revision, "dataset")
+    for split in PUBLISHED:
+        staged = obtain(lock, split, folder)
+        found = [convert(row, f"{staged}: row {number}") for number, row in enumerate(rows.read_rows(staged), 1)]
+        lock["splits"][split] |= {"sha256": hub.sha256_of(staged), "rows": len(found)}
+    with hub.disk_faults_in_words("--lock", lock_path):
+        write_beside(lock_path, json.dumps(lock, indent=2) + "\n")
+    terminal.say(f"Dataset revision accepted: revision={lock['revision']} lock={lock_path}")
+    return lock
+
+
+def read_lock(path):
+    try:
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        for pin in (lock["splits"][split] for split in (*PUBLISHED, "example")):
+            fits = isinstance(pin["rows"], int) and isinstance(pin["file"], str) and len(pin["sha256"]) == 64
+            if not fits:
+                raise ValueError("a split without file, sha256 and rows")
+        if not (isinstance(lock["repo_id"], str) and hub.COMMIT.fullmatch(lock["revision"])):
+            raise ValueError("no repo_id or no full commit as revision")
+        return lock
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; git checkout data/{LOCK.name} brings it back") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Failure(f"{path}: not a dataset lock ({error}); git checkout data/{LOCK.name} brings it back") from None
+
+
+@contextmanager
+def alone_in(folder):
+    """Make the folder and keep a second preparation out of it until this one ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".preparing").open("w") as held:
+        # Some network file systems have no locks: there a second run is on its own.
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def write_beside(path, text):
+    """Write a file in one step: whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def summary(found):
+    """A table of what the rows hold: categories, environments, tools, ground-truth calls, prompt size."""
+    tools = {tool["name"] for row in found for tool in row[rows.WRAPPER].get("tools") or []}
+    calls = [len(row["ground_truth"]) for row in found]
+    sizes = [len(json.dumps(row[rows.WRAPPER], ensure_ascii=False).encode()) for row in found]
+    lines = [("rows", len(found))]
+    lines += [(f"environment {name}", count) for name, count in counted(row["environment_name"] for row in found)]
+    lines += [(f"category {name}", count) for name, count in counted(row["category"] for row in found)]
+    lines += [("distinct tools", len(tools)), ("ground-truth calls (min/median/max)", spread(calls))]
+    lines += [(f"rows with {number} calls", count) for number, count in counted(calls)]
+    lines += [("prompt and tools, bytes of JSON (min/median/max)", spread(sizes))]
+    lines += [("the same in tokens, estimated at 4 bytes each", spread([size // 4 for size in sizes]))]
+    return terminal.table(["what", "value"], lines)
+
+
+def counted(values):
+    return sorted(Counter(values).items())
+
+
+def spread(numbers):
+    return f"{min(numbers)} / {median(numbers):g} / {max(numbers)}"
+
+
+if __name__ == "__main__":
+    terminal.run(main)
