@@ -17,6 +17,7 @@ unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRT
 
 readonly LOCK=scripts/requirements.txt TEST_LOCK=tests/requirements.txt
 readonly STAMPS=.venv/.ready LOG=.venv/setup.log
+readonly DISK_FULL="the disk is full"
 readonly SUITS='import sys; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 13))'
 
 say() { echo "set-up: $*" >&2; }
@@ -84,7 +85,7 @@ assert_unused() {
 
 cause() {
     case $(tail -n 30 "$LOG") in
-        *"No space left"* | *"Errno 28"*) echo "the disk is full" ;;
+        *"No space left"* | *"Errno 28"*) echo "$DISK_FULL" ;;
         *"THESE PACKAGES DO NOT MATCH"* | *"ash mismatch"*) echo "a download does not match its hash in the lock" ;;
         *onnect* | *"dns error"* | *"name resolution"* | *"timed out"* | *"No matching distribution"*)
             echo "a package could not be downloaded"
@@ -105,22 +106,13 @@ step() {
     say "$what: done in $((SECONDS - started)) s"
 }
 
-install_packages() {
-    # Copies: a hard link into uv's cache would carry our patches to other environments.
-    if have_uv; then
-        uv pip install --python .venv/bin/python --link-mode copy --require-hashes "$@"
-    else
-        .venv/bin/python -m pip --disable-pip-version-check install --no-input --require-hashes "$@"
-    fi
-}
-
 make_venv() {
     rm -rf .venv
     mkdir .venv
     step "virtual environment with $1" create_venv "$1"
 }
 
-create_venv() { if have_uv; then uv venv --allow-existing --python "$1" .venv; else "$1" -m venv .venv; fi; }
+create_venv() { if have_uv; then uv venv --seed --allow-existing --python "$1" .venv; else "$1" -m venv .venv; fi; }
 
 set_up_packages() {
     local python
@@ -135,7 +127,7 @@ renew_nemo_gym() {
     local site
     site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     (cd "$site" && xargs rm -rf <nemo_gym-*.dist-info/top_level.txt)
-    sed -n '/^nemo-gym==/,/[^\\]$/p' "$LOCK" >.venv/nemo-gym.txt
+    pin_of nemo-gym >.venv/nemo-gym.txt
     install_packages --force-reinstall --no-deps -r .venv/nemo-gym.txt
 }
 
