@@ -29,7 +29,7 @@ class Sample:
         self.input = folder / "input.json"
         self.input.write_text(json.dumps(INPUT), encoding="utf-8")
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_", "GYM_", "RELAX_"))}
-        proxies = {name: DEAD_PROXY for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY")}
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"), DEAD_PROXY)
         relax = {
             "RELAX_INPUT_JSON": str(self.input),
             "RELAX_OUTPUT_JSON": str(self.output),

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Check the environment's verifier by hand-played actions: the first half of `make verify`.
+
+Talks to the resource server alone, without agent, Gateway or model, in seconds. For the
+first example row it plays two episodes, each in a session of its own: a read-only search
+and then the right reply must earn 1.0 (another way to the same state), a wrong reply 0.0;
+neither may see the other's mail. It leaves no session behind: verifying one ends it. It says
+nothing of other rows or of the Gateway.
+
+    make verify
+    scripts/run.sh verify_verifier.py --resource-url http://127.0.0.1:29002
+"""
+
+import json
+from importlib import metadata
+
+import model_api
+import requests
+import rows
+import settings
+import terminal
+from terminal import Failure
+
+EXAMPLE = "resources_servers/workplace_assistant/data/example.jsonl"
+TEXT = "Thanks for the update - I will get back to you tomorrow."
+SEARCH = ("email_search_emails", {"query": "carlos Task Update on Develop prototype for report generation"})
+REPLY = ("email_reply_email", {"email_id": "00000057", "body": TEXT})
+WRONG_REPLY = ("email_reply_email", {"email_id": "00000057", "body": "No, thank you."})
+FIND_REPLY = ("email_search_emails", {"query": TEXT})
+FOUND, REPLIED = "00000057", "Email replied successfully."
+TIMEOUT_S = 30
+
+
+def main():
+    values, args = settings.from_command_line(__doc__, "GYM_BASE_PORT", configure=add_options)
+    url = (args.resource_url or values.local_url("resource")).rstrip("/")
+    row = example_row()
+    equivalent, incorrect = Episode(url, row), Episode(url, row)
+    equivalent.act(SEARCH, FOUND)
+    equivalent.act(REPLY, REPLIED)
+    incorrect.act(WRONG_REPLY, REPLIED)
+    equivalent.look(FIND_REPLY, 1)
+    incorrect.look(FIND_REPLY, 0)
+    rewards = f"equivalent_reward={equivalent.verify()} incorrect_reward={incorrect.verify()}"
+    if rewards != "equivalent_reward=1.0 incorrect_reward=0.0":
+        raise Failure(f"verifier contract broken at {url}: {rewards}, not 1.0 and 0.0")
+    terminal.say(f"Workplace Assistant verifier contract passed: {rewards}")
+
+
+def add_options(parser):
+    parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
+
+
+def example_row():
+    """The first example row, "Reply to carlos's last email …", from the installed nemo-gym package."""
+    try:
+        path = metadata.distribution("nemo-gym").locate_file(EXAMPLE)
+    except metadata.PackageNotFoundError:
+        raise Failure("nemo-gym is not installed for this Python; run `make setup`, then `make verify`") from None
+    return rows.read_rows(path, 1)[0]
+
+
+class Episode:
+    """One session of the resource server, played by hand; tool calls go into the transcript to verify."""
+
+    def __init__(self, url, row):
+        self.url, self.row, self.calls = url, row, []
+        self.client = requests.Session()
+        # A proxy from the environment has no business between two programs of one machine.
+        self.client.trust_env = False
+        self._post("seed_session", row)
+
+    def act(self, call, expected):
+        """Call a tool as the policy would; `expected` must be in what it returns."""
+        name, arguments = call
+        output = json.dumps(self._output(call))
+        if expected not in output:
+            raise Failure(f"{self.url}/{name}: {expected!r} is not in the output: {output[:300]}")
+        self.calls.append(model_api.function_call(name, json.dumps(arguments)))
+
+    def look(self, search, count):
+        """Check how many mails a search finds in this session's state, outside the transcript."""
+        output = self._output(search)
+        found = len(output["emails"]) if isinstance(output, dict) and "emails" in output else 0
+        if found != count:
+            raise Failure(
+                f"{self.url}: a session's state holds {found} replies instead of {count}; states are mixed up"
+            )
+
+    def verify(self):
+        """The reward of what was done in this session."""
+        fields = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []}
+        response = model_api.answered([*self.calls, model_api.message("Done.")]) | fields
+        return self._post("verify", self.row | {"response": response}).get("reward")
+
+    def _output(self, call):
+        return self._post(*call).get("output")
+
+    def _post(self, route, body):
+        try:
+            answer = self.client.post(f"{self.url}/{route}", json=body, timeout=TIMEOUT_S, allow_redirects=False)
+            parsed = answer.json() if answer.status_code == 200 else None
+        except requests.ConnectionError:
+            raise Failure(f"{self.url}: no resource server answers; `make gym-up` starts it") from None
+        except (requests.RequestException, ValueError) as error:
+            raise Failure(f"{self.url}/{route}: {type(error).__name__}: {str(error)[:200]}") from None
+        if not isinstance(parsed, dict):
+            raise Failure(f"{self.url}/{route}: answered {answer.status_code} {answer.text[:300]!r}")
+        return parsed
+
+
+if __name__ == "__main__":
+    terminal.run(main)
