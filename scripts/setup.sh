@@ -16,9 +16,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRTUAL_ENV
 
 readonly LOCK=scripts/requirements.txt TEST_LOCK=tests/requirements.txt
-readonly STAMPS=.venv/.ready LOG=.venv/setup.log
-readonly DISK_FULL="the disk is full"
-readonly SUITS='import sys; sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 13))'
+readonly STAMPS=.venv/.ready NEEDED_KB=3000000
+# The free-threaded build (abiflags "t") has no wheels; a Python built without headers lacks modules.
+readonly SUITS='import ctypes, sqlite3, ssl, sys
+sys.exit(sys.abiflags != "" or not (3, 12) <= sys.version_info[:2] <= (3, 13))'
 
 say() { echo "set-up: $*" >&2; }
 
@@ -69,7 +70,7 @@ find_python() {
         bare=$candidate
     done < <(candidates)
     [[ -z $bare ]] || fail "$bare lacks its venv module; cure: apt-get install python3-venv (or install uv)"
-    have_uv || fail "no Python 3.12 or 3.13 on PATH or under pyenv; cure: pyenv install 3.12, or pip install uv"
+    have_uv || fail "no complete Python 3.12 or 3.13 on PATH or under pyenv; cure: pyenv install 3.12, or install uv"
     echo 3.12 # uv fetches it
 }
 
@@ -83,42 +84,64 @@ assert_unused() {
     done
 }
 
+assert_space() {
+    local free
+    free=$(df -Pk . | awk 'END {print $4}')
+    ((free >= NEEDED_KB)) || fail "$((free / 1000)) MB are free here, $((NEEDED_KB / 1000)) needed; cure: free some space"
+}
+
 cause() {
-    case $(tail -n 30 "$LOG") in
-        *"No space left"* | *"Errno 28"*) echo "$DISK_FULL" ;;
-        *"THESE PACKAGES DO NOT MATCH"* | *"ash mismatch"*) echo "a download does not match its hash in the lock" ;;
+    case $1 in
+        *"No space left"* | *"Errno 28"*) echo "the disk is full" ;;
+        *"DO NOT MATCH THE HASHES"* | *"ash mismatch"*) echo "a download does not match its hash in the lock" ;;
         *onnect* | *"dns error"* | *"name resolution"* | *"timed out"* | *"No matching distribution"*)
-            echo "a package could not be downloaded"
+            echo "a package could not be downloaded; check the network"
             ;;
         *) echo "the command failed" ;;
     esac
 }
 
-# step WHAT COMMAND...: runs the command with its output in the log, shown only when it fails.
+# step WHAT COMMAND...: runs the command and shows the end of its output if it fails.
 step() {
-    local what=$1 started=$SECONDS
+    local what=$1 started=$SECONDS output
     shift
     say "$what …"
-    if ! "$@" >"$LOG" 2>&1; then
-        tail -n 8 "$LOG" | sed 's/^/    /' >&2
-        fail "$what: $(cause) (last lines above, all in $LOG); then call it again"
+    if ! output=$("$@" 2>&1); then
+        tail -n 8 <<<"$output" | sed 's/^/    /' >&2
+        fail "$what: $(cause "$output") (its last lines are above); cure that, then run it again"
     fi
     say "$what: done in $((SECONDS - started)) s"
 }
 
-make_venv() {
-    rm -rf .venv
-    mkdir .venv
-    step "virtual environment with $1" create_venv "$1"
+# The lock's lines of one package.
+pin_of() { sed -n "/^$1==/,/[^\\\\]\$/p" "$LOCK"; }
+
+with_pip() { .venv/bin/python -m pip --disable-pip-version-check install --no-input --require-hashes "$@"; }
+
+# Copies: a hard link into uv's cache would carry our patches to other environments.
+with_uv() {
+    local uv=.venv/bin/uv
+    if have_uv; then
+        uv=uv
+    elif [[ ! -x $uv ]]; then
+        pin_of uv >.venv/uv.txt
+        with_pip --only-binary :all: -r .venv/uv.txt || return 1
+    fi
+    "$uv" pip install --python .venv/bin/python --link-mode copy --require-hashes "$@"
 }
+
+# uv takes an eighth of pip's time, but does not read pip's settings (a mirror, say).
+install_packages() { with_uv "$@" || with_pip "$@"; }
 
 create_venv() { if have_uv; then uv venv --seed --allow-existing --python "$1" .venv; else "$1" -m venv .venv; fi; }
 
 set_up_packages() {
     local python
     python=$(find_python)
-    make_venv "$python"
-    step "packages of $LOCK" install_packages -r "$LOCK"
+    rm -rf .venv
+    assert_space
+    step "virtual environment with $python" create_venv "$python"
+    step "packages of $LOCK (about a minute)" install_packages -r "$LOCK"
     stamp packages
 }
 
@@ -126,7 +149,7 @@ set_up_packages() {
 renew_nemo_gym() {
     local site
     site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    (cd "$site" && xargs rm -rf <nemo_gym-*.dist-info/top_level.txt)
+    (cd "$site" && cat nemo_gym-*.dist-info/top_level.txt | xargs rm -rf)
     pin_of nemo-gym >.venv/nemo-gym.txt
     install_packages --force-reinstall --no-deps -r .venv/nemo-gym.txt
 }
@@ -148,12 +171,12 @@ main() {
     case ${1:-} in
         "") ;;
         test) parts+=(tests) ;;
-        -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]##*/}" && exit ;;
+        -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p;}' scripts/setup.sh && exit ;;
         *) fail "unknown argument $1; see scripts/setup.sh --help" ;;
     esac
     all_ready "${parts[@]}" && return
     exec 9>.venv.lock
-    flock 9
+    flock -n 9 || { say "waiting for another set-up of this clone" && flock 9; }
     all_ready packages patches || assert_unused
     for part in "${parts[@]}"; do is_ready "$part" || "set_up_$part"; done
 }
