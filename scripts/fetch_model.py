@@ -8,7 +8,7 @@ interrupted download goes on with the missing ones. It compares no hash of a wei
 published revision is not pinned here; the result line names the one that was fetched.
 
     make model MODEL_DIR=/shared/models
-    scripts/run.sh fetch_model.py --revision COMMIT
+    scripts/run.sh fetch_model --revision COMMIT
 """
 
 import json
@@ -47,8 +47,8 @@ def main():
             weights = fetch(folder, args.revision)
     total = sum(path.stat().st_size for path in weights)
     terminal.say(
-        f"Qwen3-4B ready: layers={SHAPE['num_hidden_layers']} hidden={SHAPE['hidden_size']} weight_files={len(weights)} "
-        f"bytes={total} revision={fetched_revision(folder)} path={folder}"
+        f"Qwen3-4B ready: layers={SHAPE['num_hidden_layers']} hidden={SHAPE['hidden_size']} "
+        f"weight_files={len(weights)} bytes={total} revision={fetched_revision(folder)} path={folder}"
     )
 
 

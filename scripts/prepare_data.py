@@ -9,7 +9,7 @@ is a check that the trainer's converter loses nothing; training reads the raw on
 
     make data                                              # the five example rows
     make data SPLIT=train                                  # 1,255 rows, about 32 MB
-    scripts/run.sh prepare_data.py --accept REVISION       # check and pin another revision
+    scripts/run.sh prepare_data --accept REVISION       # check and pin another revision
 """
 
 import fcntl
@@ -98,7 +98,7 @@ def copy_from_package(pin, folder):
         folder.mkdir(exist_ok=True)
         return Path(shutil.copyfile(source, folder / source.name))
     except metadata.PackageNotFoundError:
-        raise Failure(f"{pin['package']} is not installed for this Python; run scripts/run.sh prepare_data.py") from None
+        raise Failure(f"{pin['package']} is not installed for this Python; run scripts/run.sh prepare_data") from None
     except FileNotFoundError:
         raise Failure(f"{source}: missing; remove .venv and run this again to install {pin['package']} anew") from None
 
@@ -110,7 +110,7 @@ def refuse_other_bytes(staged, pin, lock, lock_path):
     # The client would take the file for done; without it the next run asks the hub again.
     shutil.rmtree(staged.parent, ignore_errors=True)
     origin = f"installed {pin['package']}" if "package" in pin else f"{lock['repo_id']} at revision {lock['revision']}"
-    cure = "remove .venv and run this again" if "package" in pin else "scripts/run.sh prepare_data.py --accept REVISION"
+    cure = "remove .venv and run this again" if "package" in pin else "scripts/run.sh prepare_data --accept REVISION"
     raise Failure(
         f"{pin['file']} of {origin} has sha256 {digest}, not {pin['sha256']} as in {lock_path}; "
         f"refused, nothing was changed; to take other rows: {cure}"

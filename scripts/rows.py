@@ -45,7 +45,7 @@ def read_rows(path, limit=0):
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_read_line(line, f"{path}:{number}"))
+                    rows.append(_read_line(line.rstrip(), f"{path}:{number}"))
                 if limit and len(rows) == limit:
                     break
     except OSError as error:
@@ -103,22 +103,24 @@ def check_row(row):
     _require(row, "", "environment_name", str)
 
 
-def check_values(value):
+def check_values(tree):
     """Refuse values that do not survive JSON and 64-bit readers: too deep, NaN, huge, half a surrogate pair.
 
-    Walks without recursion, so that depth cannot exhaust the stack. Raises RowError.
+    `tree` is an object or a list. Walks without recursion, so that depth cannot exhaust the
+    stack, and passes over plain text at once: this runs for each trial. Raises RowError.
     """
-    waiting = [(value, None, 1)]
+    waiting = [(tree, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
-        fault = _value_fault(value) if depth <= MAX_DEPTH else f"nested deeper than {MAX_DEPTH} levels"
-        if fault:
-            raise RowError(_key_of(path), fault)
-        if isinstance(value, dict):
-            waiting += [(item, (path, name), depth + 1) for name, item in value.items()]
-            waiting += [(name, (path, "(a key)"), depth) for name in value]
-        elif isinstance(value, list):
-            waiting += [(item, (path, index), depth + 1) for index, item in enumerate(value)]
+        if depth > MAX_DEPTH:
+            raise RowError(_key_of(path), f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, dict) and (fault := _value_fault("".join(value))):
+            raise RowError(_key_of((path, "(a key)")), fault)
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, (dict, list)):
+                waiting.append((item, (path, name), depth + 1))
+            elif not (isinstance(item, str) and item.isascii()) and (fault := _value_fault(item)):
+                raise RowError(_key_of((path, name)), fault)
 
 
 def _value_fault(value):
@@ -237,7 +239,7 @@ def to_run_request(task):
 
 def _from_session(messages, metadata):
     row = {key: value for key, value in metadata.items() if key != WRAPPER and key not in MOVED}
-    params = dict(_expect(metadata.get(WRAPPER) or {}, f"metadata.{WRAPPER}", dict))
+    params = dict(_expect(metadata.get(WRAPPER, {}), f"metadata.{WRAPPER}", dict))
     params |= {source: metadata[name] for name, source in MOVED.items() if name in metadata}
     params["input"] = messages
     return {WRAPPER: params, **row}
