@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import sys
+import warnings
 from contextlib import contextmanager
 
 from terminal import Failure
@@ -67,6 +68,7 @@ def _client():
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", "Not enough free disk space")  # The error that follows says it.
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
     return huggingface_hub
