@@ -32,7 +32,7 @@ fail() {
 key_of() {
     case $1 in
         packages) cat "$LOCK" && pwd && readlink -f .venv/bin/python ;;
-        patches) cat patches/* scripts/apply_patches.py ;;
+        patches) cat patches/* ;;
         tests) cat "$TEST_LOCK" ;;
     esac | sha256sum
 }
