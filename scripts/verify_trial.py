@@ -31,7 +31,7 @@ RELEASE_S = 10
 
 def main():
     values, args = settings.from_command_line(
-        __doc__, "NEMO_GYM_URL", "GYM_HOST", "GYM_BASE_PORT", "GATEWAY_TOKEN", configure=add_options
+        __doc__, "NEMO_GYM_URL", "GYM_HOST", "GYM_BASE_PORT", configure=add_options
     )
     row, gateway = example_row(), Gateway(values)
     before = active_trials(gateway)
