@@ -1,0 +1,314 @@
+"""Our processes on this machine: started in sessions of their own, found by a mark, ended for certain.
+
+Every process we start carries MARK=<run folder> (and ROLE) in its environment, which its
+children inherit; what carries the mark, and what descends from it, is ours, and nothing else is
+ever signalled. Ports are bound-tested before a start, and a holder is named. Linux only: it
+reads /proc.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from terminal import Failure
+
+MARK = "WORKPLACE_RUN"
+ROLE = "WORKPLACE_ROLE"
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+# `ray start --block` takes most of a minute to end by itself, and has nothing to save.
+TERM_GRACE_S = 5
+# Ports of one Ray, as offsets from its block's first port.
+RAY_OFFSETS = {
+    "node-manager-port": 2,
+    "object-manager-port": 3,
+    "runtime-env-agent-port": 4,
+    "dashboard-agent-listen-port": 5,
+    "dashboard-agent-grpc-port": 6,
+    "metrics-export-port": 7,
+    "ray-client-server-port": 8,
+}
+RAY_WORKER_PORTS = (20, 59)
+
+
+def environment(settings, role):
+    """Environment for a process of ours: marked, and without proxies, which loopback must not go through."""
+    kept = {k: v for k, v in os.environ.items() if k.lower() not in PROXY_VARIABLES and k not in ("RAY_ADDRESS", "MAKEFLAGS")}
+    return kept | {MARK: mark(settings), ROLE: role}
+
+
+def mark(settings):
+    return str(settings.RUN_DIR.resolve())
+
+
+def spawn(command, log_path, environment, cwd):
+    """Start `command` in a session of its own, stdout and stderr appended to `log_path`. Returns the Popen."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with open(log_path, "ab") as log:
+        return subprocess.Popen(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+class Process:
+    """One process as /proc shows it: pid, parent, start (clock ticks since boot), command."""
+
+    def __init__(self, pid):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        self.pid, self.state, self.parent, self.start = pid, fields[0], int(fields[1]), int(fields[19])
+        self.command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+    def variables(self):
+        pairs = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
+        return dict(pair.decode(errors="replace").partition("=")[::2] for pair in pairs if b"=" in pair)
+
+    def alive(self):
+        """Whether this very process (not another with its pid) still runs."""
+        try:
+            now = Process(self.pid)
+        except OSError:
+            return False
+        return now.start == self.start and now.state != "Z"
+
+
+def processes():
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                found.append(Process(int(name)))
+            except OSError:  # ended between the listing and the look
+                continue
+    return found
+
+
+def ours(settings, role=None):
+    """Our live processes (of one role), descendants included: Ray's workers overwrite their environment."""
+    everyone = [p for p in processes() if p.state != "Z" and p.pid != os.getpid()]
+    marked = {p.pid for p in everyone if _is_marked(p, mark(settings), role)}
+    children = {}
+    for process in everyone:
+        children.setdefault(process.parent, []).append(process.pid)
+    queue = list(marked)
+    while queue:
+        for child in children.get(queue.pop(), []):
+            if child not in marked:
+                marked.add(child)
+                queue.append(child)
+    return [p for p in everyone if p.pid in marked]
+
+
+def _is_marked(process, value, role):
+    try:
+        variables = process.variables()
+    except OSError:  # ended, or somebody else's
+        return False
+    return variables.get(MARK) == value and role in (None, variables.get(ROLE))
+
+
+def end(targets, grace_s=TERM_GRACE_S):
+    """SIGTERM, then SIGKILL what is left after `grace_s`. Raises Failure if one survives that."""
+    for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10)):
+        targets = [p for p in targets if p.alive()]
+        for process in targets:
+            try:
+                os.kill(process.pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + patience
+        while any(p.alive() for p in targets) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    if stuck := [p for p in targets if p.alive()]:
+        raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
+
+
+# --- ports ---------------------------------------------------------------------------------
+
+
+def listening():
+    """All listening TCP sockets: [(address, port, inode)], addresses as text."""
+    found = []
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                host, port = fields[1].split(":")
+                words = [bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)]
+                found.append((socket.inet_ntop(family, b"".join(words)), int(port, 16), fields[9]))
+    return found
+
+
+def sockets_of(process):
+    """Inodes of the sockets a process holds; empty where they may not be read."""
+    found = set()
+    try:
+        for name in os.listdir(f"/proc/{process.pid}/fd"):
+            target = os.readlink(f"/proc/{process.pid}/fd/{name}")
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    except OSError:
+        return found
+    return found
+
+
+def holder(port):
+    """Who listens on a port, as text for an error line."""
+    inodes = {inode for _, p, inode in listening() if p == port}
+    for process in processes():
+        if inodes & sockets_of(process):
+            return f"process {process.pid}: {process.command[:100]}"
+    return "a process that may not be looked at"
+
+
+def beyond_loopback(group, allowed=()):
+    """Listening sockets of the processes in `group` that other machines could reach: [(address, port)]."""
+    inodes = set().union(*(sockets_of(process) for process in group)) if group else set()
+    local = ("127.", "::1", "::ffff:127.")
+    return [(a, p) for a, p, inode in listening() if inode in inodes and not a.startswith(local) and p not in allowed]
+
+
+def check_ports(ports, variable, host="127.0.0.1"):
+    """Refuse ports that are taken, or that the kernel hands out by chance; names the holder."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for port in ports:
+        if low <= port <= high:
+            raise Failure(
+                f"port {port} (from {variable}) lies in the range {low}..{high} from which the kernel takes "
+                f"ports by chance; choose another {variable}"
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen()
+            except OSError as error:
+                if error.errno == 99:
+                    raise Failure(f"{host} is no address of this machine; set GYM_BIND_HOST to one of its own") from None
+                raise Failure(f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}") from None
+
+
+def tail(path, lines=15):
+    """The last lines of a log, indented, for the user of a failed stage."""
+    if not path.exists():
+        return f"    (no {path})"
+    with open(path, "rb") as log:
+        log.seek(max(0, path.stat().st_size - 20000))
+        text = log.read().decode(errors="replace")
+    return "\n".join(f"    {line[:300]}" for line in text.splitlines()[-lines:])
+
+
+def get(url, timeout):
+    """Status and body of a GET that no proxy sees; status 0 with the reason where nobody answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError as error:
+        return 0, str(error).encode()
+
+
+# --- Ray -----------------------------------------------------------------------------------
+
+
+class PrivateRay:
+    """A one-node Ray of our own on loopback: role "gym" (NeMo Gym's servers) or "rehearsal" (the job).
+
+    The trainer's entrypoint stops jobs and Serve on the cluster it is given, so the Gym's Ray and
+    the trainer's are never one.
+    """
+
+    def __init__(self, settings, role):
+        self.settings, self.role = settings, role
+        self.base = settings.GYM_BASE_PORT + (40 if role == "gym" else 100)
+        self.port = settings.GYM_RAY_PORT if role == "gym" else self.base
+        self.dashboard_port = self.base + 1
+        self.address = f"127.0.0.1:{self.port}"
+        self.dashboard_url = f"http://127.0.0.1:{self.dashboard_port}"
+        self.log = settings.RUN_DIR / "logs" / f"ray-{role}.log"
+        self.process = None
+
+    def ports(self):
+        low, high = RAY_WORKER_PORTS
+        named = [self.base + offset for offset in RAY_OFFSETS.values()]
+        return [self.port, self.dashboard_port, *named, *range(self.base + low, self.base + high + 1)]
+
+    def command(self):
+        low, high = RAY_WORKER_PORTS
+        options = {"port": self.port, "dashboard-port": self.dashboard_port, "dashboard-host": "127.0.0.1"}
+        options |= {name: self.base + offset for name, offset in RAY_OFFSETS.items()}
+        options |= {"min-worker-port": self.base + low, "max-worker-port": self.base + high}
+        options |= {"node-ip-address": "127.0.0.1", "num-gpus": 0, "object-store-memory": 100_000_000}
+        options |= {"include-dashboard": str(self.role == "rehearsal").lower(), "temp-dir": self._temp_dir()}
+        ray = str(Path(os.sys.executable).with_name("ray"))
+        return [ray, "start", "--head", "--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
+
+    def _temp_dir(self):
+        # Ray puts sockets below it, whose paths may have 107 bytes: a clone's path can be longer.
+        note = self._temp_note()
+        if not note.exists():
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(tempfile.mkdtemp(prefix="gym-ray-"))
+        return note.read_text()
+
+    def _temp_note(self):
+        return self.settings.RUN_DIR / f"ray-{self.role}.tmpdir"
+
+    def spawn(self):
+        """Start Ray without waiting for it."""
+        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        self.process = spawn(
+            self.command(), self.log, environment(self.settings, self.role) | extra, self.settings.RUN_DIR
+        )
+
+    def answers(self):
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", self.port)):
+                return False
+        return self.role == "gym" or get(f"{self.dashboard_url}/api/version", 2)[0] == 200
+
+    def start(self, detail=lambda text: None):
+        """Start it, or find it running, and wait until it answers. Raises Failure with the log's end."""
+        running = ours(self.settings, self.role)
+        if running and self.answers():
+            return
+        end(running)
+        self.clear()
+        check_ports(self.ports(), "GYM_RAY_PORT" if self.role == "gym" else "GYM_BASE_PORT")
+        self.spawn()
+        self.wait(detail)
+
+    def wait(self, detail=lambda text: None):
+        """Wait until it answers, then check that it listens on loopback alone."""
+        deadline = time.monotonic() + self.settings.GYM_START_TIMEOUT_S
+        while not self.answers():
+            if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
+                end(ours(self.settings, self.role))
+                raise Failure(f"the {self.role} Ray did not start; the end of {self.log}:\n{tail(self.log)}")
+            detail(f"waiting for Ray on {self.address}")
+            time.sleep(0.2)
+        if self.process and (exposed := beyond_loopback(ours(self.settings, self.role))):
+            end(ours(self.settings, self.role))
+            raise Failure(f"the {self.role} Ray listens on {exposed[0][0]}:{exposed[0][1]}, not on loopback alone")
+
+    def clear(self):
+        """Remove the temporary folder of an ended Ray."""
+        if self._temp_note().exists():
+            shutil.rmtree(self._temp_note().read_text(), ignore_errors=True)
+            self._temp_note().unlink()
+
+    def stop(self):
+        """End it and what runs on it. Returns the number of processes ended."""
+        running = ours(self.settings, self.role)
+        end(running)
+        self.clear()
+        return len(running)
