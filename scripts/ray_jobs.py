@@ -1,0 +1,214 @@
+"""Jobs on a Ray cluster, through the dashboard's job API: submit, follow to a terminal state, stop.
+
+Guarantees: what became of a job is told by its status alone, read again until it is terminal,
+never by the end of its log; waiting for a start is bounded; a stop is confirmed by the status
+or reported as not confirmed; a job's id is on disk before Ray hears of it. Proxy variables
+play no part. The API is spoken directly: Ray's own client takes four seconds to import.
+"""
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import requests
+
+from terminal import Failure
+
+TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+REQUEST_TIMEOUT_S = 30
+POLL_S = 0.5
+# A dashboard that does not answer for this long is taken for gone.
+SILENCE_S = 60
+STOP_TIMEOUT_S = 60
+PENDING_STOP_S = 3
+# Ray's names for the actor that waits for a job's resources and then runs it.
+SUPERVISOR, NAMESPACE = "_ray_internal_job_actor_", "SUPERVISOR_ACTOR_RAY_NAMESPACE"
+# Ray kills what is left of a job so long after SIGTERM; a driver needs five seconds for its agents.
+STOP_WAIT_S = 10
+
+
+class Unreachable(Failure):
+    """The dashboard does not answer."""
+
+
+class Dashboard:
+    """Requests to one cluster's dashboard."""
+
+    def __init__(self, url):
+        self.url = url.rstrip("/")
+        self.session = requests.Session()
+        self.session.trust_env = False
+
+    def ask(self, method, path, body=None):
+        """Send one request: (status, parsed JSON or None). Raises Unreachable."""
+        try:
+            reply = self.session.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT_S)
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
+        try:
+            return reply.status_code, reply.json()
+        except ValueError:
+            return reply.status_code, None
+
+    def free(self):
+        """What each node has in use, as the dashboard words it; "unknown" if it does not say."""
+        _, answer = self.ask("GET", "/nodes?view=summary")
+        try:
+            nodes = answer["data"]["nodeLogicalResources"].values()
+        except (KeyError, TypeError, AttributeError):
+            nodes = ()
+        return "; ".join(" ".join(str(node).split("\n")) for node in nodes) or "unknown"
+
+
+class Job:
+    """One job: its id, its folder while it is open, its state on the cluster."""
+
+    def __init__(self, dashboard, folder, submission_id):
+        self.dashboard, self.folder, self.id = dashboard, folder, submission_id
+        self.path = f"/api/jobs/{submission_id}"
+        # True once its end was seen, or that Ray does not have it.
+        self.ended = False
+
+    def submit(self, entrypoint, variables, cpus):
+        """Hand the job to Ray. Raises Failure if Ray refuses it."""
+        body = {
+            "submission_id": self.id,
+            "entrypoint": entrypoint,
+            "entrypoint_num_cpus": cpus,
+            "runtime_env": {"env_vars": variables | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}},
+        }
+        status, answer = self.dashboard.ask("POST", "/api/jobs/", body)
+        if status != 200:
+            self.ended = True
+            raise Failure(f"{self.dashboard.url}: Ray refused the job ({status}): {str(answer)[:300]}")
+
+    def info(self):
+        """Ray's record of the job; {} if it has none."""
+        status, answer = self.dashboard.ask("GET", self.path)
+        if status == 404:
+            self.ended = True
+            return {}
+        if status != 200 or not isinstance(answer, dict):
+            raise Unreachable(f"{self.dashboard.url}{self.path}: answered {status}")
+        self.ended = answer.get("status") in TERMINAL
+        return answer
+
+    def logs(self):
+        """What the job has printed so far; empty while there is nothing to read."""
+        status, answer = self.dashboard.ask("GET", f"{self.path}/logs")
+        return answer.get("logs") or "" if status == 200 and isinstance(answer, dict) else ""
+
+    def stop(self):
+        """Ask for the job's end until its status is terminal: that status, or None if Ray has no such job.
+
+        Raises Failure when it does not get there.
+        """
+        asked, status, removing = time.monotonic(), "unknown", False
+        while time.monotonic() < asked + STOP_TIMEOUT_S:
+            status = self.info().get("status")
+            if status is None or status in TERMINAL:
+                return status
+            self.dashboard.ask("POST", f"{self.path}/stop")
+            if status == "PENDING" and not removing and time.monotonic() > asked + PENDING_STOP_S:
+                self._remove_supervisor()
+                removing = True
+            time.sleep(POLL_S)
+        raise Failure(
+            f"job {self.id} was told to stop and is still {status} after {STOP_TIMEOUT_S} s: {self.dashboard.url}"
+        )
+
+    def _remove_supervisor(self):
+        """End a job that waits for resources: Ray takes its stop requests and does nothing until it has started.
+
+        A job that needs no CPU ends the actor that waits in the other's name.
+        """
+        code = f"import ray; ray.init(); ray.kill(ray.get_actor('{SUPERVISOR}{self.id}', namespace='{NAMESPACE}'))"
+        remover = Job(self.dashboard, None, f"stop-{self.id}")
+        remover.submit("exec " + shlex.join([sys.executable, "-c", code]), {}, 0)
+
+    def close(self):
+        """Forget the job on disk if it is over; else it stays on record, for `make stop`."""
+        if self.ended:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_job(run_dir, dashboard):
+    """A new job: an id no other has, and on disk, in a folder only its owner can enter, before it is submitted."""
+    submission_id = f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = jobs_folder(run_dir) / submission_id
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "dashboard").write_text(dashboard.url + "\n", encoding="utf-8")
+    return Job(dashboard, folder, submission_id)
+
+
+def jobs_folder(run_dir):
+    return Path(run_dir) / "jobs"
+
+
+def open_jobs(run_dir):
+    """The jobs whose end nobody has seen, by what is on disk."""
+    found = sorted(jobs_folder(run_dir).glob("*/dashboard"))
+    return [Job(Dashboard(path.read_text(encoding="utf-8").strip()), path.parent, path.parent.name) for path in found]
+
+
+def write_private(path, values):
+    """Write a JSON file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+
+
+def follow(job, pending_timeout_s, cpus, show, tell):
+    """Follow a submitted job to its terminal state: Ray's last record of it.
+
+    `show(text)` gets what the job prints as it comes, whole lines; `tell(status)` is called at
+    each look. Raises Failure when the job does not start in time (it is stopped first) or the
+    dashboard falls silent.
+    """
+    log, submitted, heard = LogReader(job, show), time.monotonic(), time.monotonic()
+    while True:
+        try:
+            info = job.info()
+            log.read()
+            heard = time.monotonic()
+        except Unreachable:
+            if time.monotonic() - heard > SILENCE_S:
+                raise
+            info = {"status": "unknown"}
+        tell(info.get("status", "gone"))
+        if not info:
+            raise Failure(f"{job.dashboard.url}: Ray no longer knows job {job.id}; was its cluster restarted?")
+        if info["status"] in TERMINAL:
+            log.read(rest=True)
+            return info
+        if info["status"] == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
+            _give_up(job, pending_timeout_s, cpus)
+        time.sleep(POLL_S)
+
+
+def _give_up(job, pending_timeout_s, cpus):
+    free = job.dashboard.free()
+    job.stop()
+    raise Failure(
+        f"job {job.id} did not start within {pending_timeout_s} s (JOB_PENDING_TIMEOUT_S) and was stopped; "
+        f"it asked for {cpus:g} CPU, in use on the nodes: {free}"
+    )
+
+
+class LogReader:
+    """Gives what a log has gained since the last look, in whole lines."""
+
+    def __init__(self, job, show):
+        self.job, self.show, self.seen = job, show, 0
+
+    def read(self, rest=False):
+        text = self.job.logs()
+        end = len(text) if rest else text.rfind("\n") + 1
+        if end > self.seen:
+            self.show(text[self.seen : end])
+            self.seen = end
