@@ -15,6 +15,8 @@ from contextlib import suppress
 from terminal import Failure
 
 EPSILON = 1e-6
+# What every dump has, the trainer's too.
+NEEDED = {"status", "reward", "agent_turns", "response"}
 
 
 def record(index, group, metadata, session, result, error):
@@ -166,11 +168,11 @@ def read_dump(path):
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 item = json.loads(line)
-                if not isinstance(item, dict) or "group_id" not in item or "reward" not in item:
+                if not isinstance(item, dict) or not item.keys() >= NEEDED:
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; `make smoke` or scripts/submit.py writes one") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Failure(f"{path}:{len(records) + 1}: not JSON") from None
     return records

@@ -11,8 +11,9 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import model_api
 import pytest
+
+import model_api
 import rollout_dump
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Run the whole chain on this machine, stage by stage, and say what it proved: `make smoke`.
+
+Needs git, make and Python; no GPU, cluster or container engine. On two cores the first run
+takes under four minutes with set-up, a repeat under one. Each stage is the stage's own
+script; the first that fails ends the run. Guarantees: the verdict calls each layer by name
+and claims nothing that did not run here; the policy model and the trainer's loop are
+stand-ins, and it says so. The graph and the rehearsal's Ray stay up for the next run, which
+reuses them; `make stop` ends them.
+
+    make smoke
+    make smoke SPLIT=validation LIMIT=32 REHEARSAL_POLICY=noop
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import accept
+import local
+import rollout_dump
+import rows
+import settings as variables
+import terminal
+from settings import ROOT
+from terminal import Failure
+
+OPTIONS = (
+    "SPLIT",
+    "LIMIT",
+    "NEMO_GYM_SOURCE_DATA",
+    "REHEARSAL_POLICY",
+    "NEMO_GYM_N_SAMPLES_PER_PROMPT",
+    "REHEARSAL_CONCURRENCY",
+    "MODEL_URL",
+    "MODEL",
+)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Which stage proves which layer of the verdict.
+LAYERS = {"services ready": "graph", "verifier contract": "verifier contract", "model rollout": "acceptance"}
+
+
+class Interrupted(Exception):
+    """A signal ended the run; its number."""
+
+
+class Smoke:
+    """One run: its stages in order and what became of them."""
+
+    def __init__(self, settings):
+        self.settings, self.started = settings, time.time()
+        self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
+        self.child, self.signalled = None, None
+        self.results = []
+        self.stages = {
+            "data": self.data,
+            "graph": self.graph,
+            "verifier contract": lambda: self.script("verify_verifier.py"),
+            "deterministic trial": lambda: self.script("verify_trial.py"),
+            "Ray job": lambda: self.script("submit.py"),
+            "rewards": self.rewards,
+            "acceptance": lambda: self.script("accept.py", "--dump", str(self.dump())),
+            "released": self.released,
+        }
+
+    def run(self):
+        """Run the stages up to the first that fails: whether all passed."""
+        return all(self.one(name, stage) for name, stage in self.stages.items())
+
+    def one(self, name, stage):
+        began, note = time.monotonic(), ""
+        terminal.say(f"--> {name}")
+        try:
+            note = stage() or ""
+            result = "passed"
+        except Failure as failure:
+            terminal.say(f"error: {failure}")
+            result = "failed"
+        except Interrupted:
+            result = "interrupted"
+        self.results.append((name, result, round(time.monotonic() - began, 1), note))
+        return result == "passed"
+
+    def script(self, name, *arguments):
+        """Run a stage's script to its end, its output shown as it comes. Raises Failure or Interrupted."""
+        # In a session of its own, so that Ctrl-C reaches it once: through `forward`.
+        command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
+        self.child = subprocess.Popen(command, env=self.environment, start_new_session=True)
+        if self.signalled:
+            self.child.send_signal(self.signalled)
+        status = self.child.wait()
+        self.child = None
+        if self.signalled:
+            raise Interrupted(self.signalled)
+        if status != 0:
+            raise Failure(f"scripts/{name} ended with {status}; what it said is above")
+
+    def forward(self, number, frame):
+        self.signalled = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        if self.child:
+            self.child.send_signal(self.signalled)
+
+    def data(self):
+        if not self.settings.NEMO_GYM_SOURCE_DATA:
+            self.script("prepare_data.py")
+        path = self.settings.rows_path()
+        return f"{len(rows.read_rows(path, self.settings.LIMIT))} rows"
+
+    def graph(self):
+        """Bring the graph up; the rehearsal's Ray, which also takes its time to start, beside it."""
+        ray = threading.Thread(target=self._start_ray, daemon=True)
+        if not self.settings.RAY_ADDRESS:
+            ray.start()
+        self.script("gym_up.py")
+        if ray.ident:
+            ray.join()
+
+    def _start_ray(self):
+        try:
+            local.PrivateRay(self.settings, "rehearsal").start()
+        except Failure:
+            # The stage that needs it starts it again and says what is wrong.
+            return
+
+    def dump(self):
+        return accept.newest_dump(self.settings, self.started)
+
+    def rewards(self):
+        """Check what the rollouts earned: the ground truth must earn 1 on every row."""
+        records = rollout_dump.read_dump(self.dump())
+        total = rollout_dump.summary(records)
+        missed = sorted({str(item["row_id"]) for item in records if item["reward"] != 1.0})
+        mean = total["mean_reward"]
+        note = f"mean {mean:.3f}, {total['samples']} samples, {total['groups']} groups" if mean is not None else "none"
+        terminal.say(f"rewards: {note}, {total['mixed_groups']} groups with mixed rewards")
+        if self.settings.REHEARSAL_POLICY == "oracle" and missed:
+            raise Failure(f"{self.dump()}: the ground truth earned less than 1 on the rows {', '.join(missed)[:300]}")
+        return note
+
+    def released(self):
+        clean, said = accept.released(self.settings)
+        terminal.say(said)
+        if not clean:
+            raise Failure(f"{self.settings.gateway_url}/readyz: state is still held: {said}")
+        return said
+
+
+def final_table(smoke, setup_seconds):
+    rest = [(name, "not run", "", "") for name in list(smoke.stages)[len(smoke.results) :]]
+    done = [("set-up", "passed", setup_seconds, ""), *smoke.results]
+    total = round(sum(row[2] for row in done), 1)
+    shown = [(name, result, f"{seconds}".rjust(7), note) for name, result, seconds, note in [*done, *rest]]
+    return terminal.table(("stage", "result", "seconds", ""), [*shown, ("total", "", f"{total}".rjust(7), "")])
+
+
+def verdict(smoke):
+    """The verdict's lines: each layer by name, and who stood in for whom."""
+    results = {name: result for name, result, _, _ in smoke.results}
+    lines = [f"{layer + ':':<20}{results.get(stage, 'not run')}" for layer, stage in LAYERS.items()]
+    lines.append(f"{'training step:':<20}{accept.NO_TRAINER}")
+    actors = {
+        "oracle": "the rows' ground truth stood in for the policy model",
+        "noop": "a policy that does nothing stood in for the policy model",
+        "endpoint": f"the policy model was {smoke.settings.MODEL} at {smoke.settings.MODEL_URL}",
+    }
+    actor = actors[smoke.settings.REHEARSAL_POLICY]
+    return [*lines, f"Stand-ins: {actor}, and the rehearsal driver for the trainer's loop."]
+
+
+def main():
+    settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    smoke = Smoke(settings)
+    for number in SIGNALS:
+        signal.signal(number, smoke.forward)
+    passed = smoke.run()
+    terminal.say("\n" + final_table(smoke, int(os.environ.get("SETUP_SECONDS", "0"))) + "\n")
+    for line in verdict(smoke):
+        terminal.say(line)
+    terminal.say("The graph and the rehearsal's Ray stay up for the next run; `make stop` ends them.")
+    terminal.say(f"make smoke: {'passed' if passed else 'FAILED'}")
+    return 0 if passed else 128 + smoke.signalled if smoke.signalled else 1
+
+
+if __name__ == "__main__":
+    terminal.run(main)
