@@ -4,8 +4,8 @@
 Talks to the resource server alone, without agent, Gateway or model, in seconds. For the
 first example row it plays two episodes, each in a session of its own: a read-only search
 and then the right reply must earn 1.0 (another way to the same state), a wrong reply 0.0;
-neither may see the other's mail. It leaves no session behind: verifying one ends it. It says
-nothing of other rows or of the Gateway.
+neither may see the other's mail. When it passes it leaves no session behind: verifying one
+ends it. It says nothing of other rows or of the Gateway.
 
     make verify
     scripts/run.sh verify_verifier.py --resource-url http://127.0.0.1:29002
