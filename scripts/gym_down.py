@@ -1,17 +1,43 @@
 #!/usr/bin/env python3
 """End the environment's servers and their private Ray; a rehearsal cluster stays.
 
+The supervisor is asked first, so that the Gateway can end its trials and clean up after them;
+what is left after that is ended by signal. Trial records and logs stay under RUN_DIR.
+
   scripts/gym_down.py
 """
 
+import os
+import signal
+import time
+
+import local
 from settings import from_command_line
-from stop import stop_role
 from terminal import run, say
+
+SUPERVISOR_GRACE_S = 30
+
+
+def end_graph(settings):
+    """End the graph of this RUN_DIR. Returns the number of processes it had."""
+    running = local.ours(settings, "gym")
+    for process in running:
+        if "supervise.py" in process.command:
+            os.kill(process.pid, signal.SIGTERM)
+            wait_for(process)
+    local.PrivateRay(settings, "gym").stop()
+    return len(running)
+
+
+def wait_for(process):
+    deadline = time.monotonic() + SUPERVISOR_GRACE_S
+    while process.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
-    ended = stop_role(settings, "gym")
+    ended = end_graph(settings)
     say(f"Graph down: {ended} processes ended" if ended else "Graph down: nothing was running")
 
 

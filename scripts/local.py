@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -22,6 +23,8 @@ from terminal import Failure
 MARK = "WORKPLACE_RUN"
 ROLE = "WORKPLACE_ROLE"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+# Without the first, Ray takes 127.0.0.1 for the machine's outward address, head and drivers alike.
+RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # `ray start --block` takes most of a minute to end by itself, and has nothing to save.
 TERM_GRACE_S = 5
 # Ports of one Ray, as offsets from its block's first port.
@@ -40,7 +43,7 @@ RAY_WORKER_PORTS = (20, 59)
 def environment(settings, role):
     """Environment for a process of ours: marked, and without proxies, which loopback must not go through."""
     kept = {k: v for k, v in os.environ.items() if k.lower() not in PROXY_VARIABLES and k not in ("RAY_ADDRESS", "MAKEFLAGS")}
-    return kept | {MARK: mark(settings), ROLE: role}
+    return kept | RAY_VARIABLES | {MARK: mark(settings), ROLE: role}
 
 
 def mark(settings):
@@ -248,7 +251,7 @@ class PrivateRay:
         options |= {"min-worker-port": self.base + low, "max-worker-port": self.base + high}
         options |= {"node-ip-address": "127.0.0.1", "num-gpus": 0, "object-store-memory": 100_000_000}
         options |= {"include-dashboard": str(self.role == "rehearsal").lower(), "temp-dir": self._temp_dir()}
-        ray = str(Path(os.sys.executable).with_name("ray"))
+        ray = str(Path(sys.executable).with_name("ray"))
         return [ray, "start", "--head", "--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
 
     def _temp_dir(self):
@@ -264,10 +267,7 @@ class PrivateRay:
 
     def spawn(self):
         """Start Ray without waiting for it."""
-        extra = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-        self.process = spawn(
-            self.command(), self.log, environment(self.settings, self.role) | extra, self.settings.RUN_DIR
-        )
+        self.process = spawn(self.command(), self.log, environment(self.settings, self.role), self.settings.RUN_DIR)
 
     def answers(self):
         with socket.socket() as probe:

@@ -8,15 +8,9 @@ call finds nothing to do. Takes up to ten seconds. Trial records and logs stay u
 """
 
 import local
+from gym_down import end_graph
 from settings import from_command_line
 from terminal import Failure, run, say
-
-ROLES = ("rehearsal", "gym")
-
-
-def stop_role(settings, role):
-    """End one role's processes and clear what they left. Returns how many there were."""
-    return local.PrivateRay(settings, role).stop()
 
 
 def check_released(settings):
@@ -27,7 +21,7 @@ def check_released(settings):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
-    ended = sum(stop_role(settings, role) for role in ROLES)
+    ended = local.PrivateRay(settings, "rehearsal").stop() + end_graph(settings)
     check_released(settings)
     say(f"Stopped: {ended} processes ended, none left" if ended else "Stopped: nothing was running")
 

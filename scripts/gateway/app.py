@@ -1,0 +1,179 @@
+"""The Gateway as a server of NeMo Gym's graph: puts the parts together and runs them in one process.
+
+It is the model server (`policy_model`) that the simple agent calls. NeMo Gym starts it in its
+folder with the graph's configuration in NEMO_GYM_CONFIG_DICT; its variables come from the
+supervisor's environment. It listens on loopback for both applications, and on GYM_BIND_HOST for
+the trial protocol alone. It joins no Ray.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import aiohttp
+import uvicorn
+import yaml
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+
+import settings as variables
+from apply_patches import fingerprint, installed_tree
+from gateway import surface
+from gateway.environment import Environment
+from gateway.model_calls import ModelCalls
+from gateway.protocol import PROTOCOL, Registry
+from gateway.store import Store
+from gateway.trials import Trials
+
+BACKLOG = 2048
+
+
+class Gateway:
+    """One process's Gateway, from its configuration to its end."""
+
+    def __init__(self, settings, agent_url, resource_url):
+        self.settings, self.agent_url, self.resource_url = settings, agent_url, resource_url
+        self.epoch = secrets.token_hex(8)
+        self.fingerprint = fingerprint(installed_tree())
+        self.server = None
+
+    async def run(self):
+        await self.startup()
+        try:
+            await self.server.serve(sockets=self.sockets())
+        finally:
+            await self.shutdown()
+
+    async def startup(self):
+        # Shorter than servers keep idle connections (5 s is common): a call on one that its peer just
+        # closed would look like a broken one, which is never sent again.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+        self.http = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self.store = Store(self.settings.RUN_DIR / "trials.sqlite")
+        model_calls = ModelCalls(self.http, self.settings, NeMoGymResponse.model_validate)
+        self.trials = Trials(self.settings, self.store, model_calls)
+        self.environment = Environment(
+            self.http,
+            self.agent_url,
+            self.resource_url,
+            self.settings.GATEWAY_CLEANUP_TIMEOUT_S,
+            self.trials.settle_all,
+        )
+        await self.trials.start(self.environment)
+        self.watch = asyncio.create_task(self.environment.watch())
+        self.server = uvicorn.Server(self.uvicorn_config(self.application()))
+        self.stop_trials_first()
+
+    def stop_trials_first(self):
+        """On a signal: end the trials while their servers still live, then the listener."""
+        loop = asyncio.get_running_loop()
+
+        async def stop():
+            await self.trials.stop()
+            self.server.should_exit = True
+
+        self.server.handle_exit = lambda number, frame: loop.create_task(stop())
+
+    def application(self):
+        """One ASGI application: by the port that was called, the callbacks or the public surface."""
+        registry = Registry(
+            self.settings.NEMO_GYM_CALLBACK_ALLOWED_NETWORKS,
+            {self.settings.port(name) for name in variables.PORT_OFFSETS},
+            NeMoGymResponseCreateParamsNonStreaming.model_validate,
+            self.store.salt,
+        )
+        public = surface.public(self.settings, self.trials, registry, self.health)
+        callbacks = surface.callbacks(self.trials)
+        callback_port = self.settings.port("callbacks")
+
+        async def application(scope, receive, send):
+            at_callbacks = scope["type"] == "http" and scope["server"][1] == callback_port
+            await (callbacks if at_callbacks else public)(scope, receive, send)
+
+        return application
+
+    def uvicorn_config(self, application):
+        return uvicorn.Config(
+            application,
+            access_log=False,
+            log_level="warning",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+            backlog=BACKLOG,
+        )
+
+    def sockets(self):
+        """Loopback for callbacks and protocol; the bind host for the protocol unless loopback covers it."""
+        public, bind_host = self.settings.port("gateway"), self.settings.GYM_BIND_HOST
+        wanted = [("127.0.0.1", self.settings.port("callbacks"))]
+        covers_loopback = bind_host in ("0.0.0.0", "::", "127.0.0.1")
+        wanted += [(bind_host, public)] + ([] if covers_loopback else [("127.0.0.1", public)])
+        return [listen(host, port) for host, port in wanted]
+
+    def health(self):
+        trials, environment = self.trials, self.environment
+        active = len(trials.live)
+        return {
+            "ready": all(environment.up.values()) and trials.janitor_healthy and not trials.stopping,
+            "protocol_version": PROTOCOL,
+            "service_epoch": self.epoch,
+            "gym_commit": self.fingerprint["gym_commit"],
+            "config_fingerprint": os.environ.get("WORKPLACE_FINGERPRINT", ""),
+            "trials": active + trials.ended_count,
+            "active_trials": active,
+            "terminal_trials": trials.ended_count,
+            "janitor_healthy": trials.janitor_healthy,
+            "open_sessions": environment.open_sessions,
+            "environment": self.fingerprint,
+            "servers": {
+                "agent": {"url": self.agent_url, "up": environment.up["agent"]},
+                "resource": {"url": self.resource_url, "up": environment.up["resource"]},
+            },
+        }
+
+    async def shutdown(self):
+        self.watch.cancel()
+        await self.http.close()
+        self.store.close()
+
+
+def listen(host, port):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((host, port))
+    made.listen(BACKLOG)
+    return made
+
+
+def graph_urls(config):
+    """URLs of the agent and the resource server in NeMo Gym's configuration."""
+
+    def url(kind):
+        for instance in config.values():
+            if isinstance(instance, dict) and isinstance(instance.get(kind), dict):
+                server = next(iter(instance[kind].values()))
+                return f"http://{server['host']}:{server['port']}"
+        raise SystemExit(f"error: NEMO_GYM_CONFIG_DICT has no {kind}; the Gateway is started by supervise.py")
+
+    return url("responses_api_agents"), url("resources_servers")
+
+
+def main():
+    config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio.run(Gateway(variables.load(), *graph_urls(config)).run())
+
+
+if __name__ == "__main__":
+    main()

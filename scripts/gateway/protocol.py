@@ -1,0 +1,302 @@
+"""What a client may ask for: the create payload, checked to the last field, and the errors in one shape.
+
+Guarantees: a payload that passes can be run, sent and stored as it is; one that does not is
+refused with the field's name and never with a value of it, since a value may be a secret. A host name is
+never resolved to decide whether a model address is allowed.
+"""
+
+import hashlib
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from rows import RowError, check_values, to_run_request
+
+PROTOCOL = "relax-nemo-gym/v1"
+ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
+INTERRUPT_POLICY = "protected"
+MAX_DEADLINE_S = 1800
+# Carries the rollout id through the agent to its model calls and back out; no row's own metadata has it.
+ROLLOUT_KEY = "relax_nemo_gym_rollout_id"
+HOP_BY_HOP = {
+    "connection", "content-length", "content-type", "host", "keep-alive", "proxy-authenticate",
+    "proxy-authorization", "te", "trailer", "trailers", "transfer-encoding", "upgrade",
+}  # fmt: skip
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,4096}")
+# The Gateway itself sets these in each model call.
+RESERVED_PARAMS = {"input", "tools", "model", "metadata", "instructions", "stream"}
+
+
+class ApiError(Exception):
+    """An answer other than success: HTTP status, code, message, the field it is about, extra headers."""
+
+    def __init__(self, status, code, message, field=None, headers=None):
+        super().__init__(message)
+        self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
+
+    def body(self):
+        error = {"code": self.code, "message": self.message}
+        return {"error": error | ({"field": self.field} if self.field else {})}
+
+
+def unfit(field, message):
+    return ApiError(422, "invalid_payload", message, field)
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Secret = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[\x21-\x7e]+$")]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+
+
+class Session(Part):
+    session_id: Secret
+    group_id: Name | None = None
+    rollout_mode: Literal["train", "eval"]
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+
+
+class EnvironmentRef(Part):
+    name: Name
+    config: Name
+    task: dict
+
+
+class ModelEndpoint(Part):
+    base_url: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+    api_key: Secret | None = None
+    model: Name
+    api_key_header: Name = "Authorization"
+    api_key_prefix: Annotated[str, StringConstraints(max_length=256)] = "Bearer "
+    headers: dict[str, str] = Field(default_factory=dict, max_length=32)
+
+
+class Generation(Part):
+    responses_create_params: dict = Field(default_factory=dict)
+    sampling_params: dict = Field(default_factory=dict)
+
+
+class CreatePayload(Part):
+    """The body of POST /v1/trials."""
+
+    protocol_version: Literal["relax-nemo-gym/v1"]
+    request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
+    session: Session
+    environment: EnvironmentRef
+    model_endpoint: ModelEndpoint
+    generation: Generation = Field(default_factory=Generation)
+    interrupt_policy: Name = INTERRUPT_POLICY
+    deadline_s: Annotated[float, Field(gt=0, le=1e9)]
+    lease_s: Annotated[float, Field(gt=0, le=1e9)]
+    metadata: dict = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a trial's model calls go. `secrets` must appear in no message."""
+
+    url: str
+    model: str
+    headers: dict = field(repr=False)
+    secrets: tuple = field(repr=False)
+
+    def redact(self, text):
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A create payload that passed: what to run, where the policy is, for how long."""
+
+    request_id: str
+    digest: str
+    run_request: dict = field(repr=False)
+    endpoint: Endpoint
+    sampling_params: dict
+    deadline_s: float
+    lease_s: float
+
+
+def parse_json(body):
+    """Parse a request body: a JSON object. Raises ApiError 422."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise unfit("(body)", f"is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    if not isinstance(payload, dict):
+        raise unfit("(body)", "is not a JSON object")
+    return payload
+
+
+class Registry:
+    """What this Gateway runs and from where: turns payloads into TrialRequests."""
+
+    def __init__(self, networks, own_ports, check_params, salt):
+        """`check_params(dict)` raises pydantic's ValidationError for what NeMo Gym would refuse."""
+        self.networks, self.own_ports, self.check_params, self.salt = networks, own_ports, check_params, salt
+
+    def request(self, payload, from_loopback):
+        """Check a payload. Raises ApiError 422 (shape) or 400 (not registered, not allowed)."""
+        try:
+            check_values({key: value for key, value in payload.items() if key != "environment"})
+            create = CreatePayload.model_validate(payload)
+        except RowError as error:
+            raise unfit(error.key, error.message) from None
+        except ValidationError as error:
+            raise unfit(*_first(error)) from None
+        self._check_registered(create)
+        endpoint = self._endpoint(create, from_loopback)
+        return TrialRequest(
+            request_id=create.request_id,
+            digest=self.digest(payload),
+            run_request=self._run_request(create),
+            endpoint=endpoint,
+            sampling_params=_sampling_params(create.generation.sampling_params),
+            deadline_s=create.deadline_s,
+            lease_s=create.lease_s,
+        )
+
+    def digest(self, payload):
+        """Hash by which a repeated create is known: `30` and `30.0` are the same, key order is none."""
+        canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(canonical, key=self.salt, digest_size=32).hexdigest()
+
+    def _check_registered(self, create):
+        wanted = create.environment
+        if (wanted.name, wanted.config) not in ENVIRONMENTS:
+            known = ", ".join(f"{name}/{config}" for name, config in sorted(ENVIRONMENTS))
+            raise ApiError(400, "environment_not_registered", f"registered here: {known}", "environment")
+        if create.interrupt_policy != INTERRUPT_POLICY:
+            raise ApiError(400, "policy_not_allowed", f"allowed: {INTERRUPT_POLICY}", "interrupt_policy")
+        for name in ("deadline_s", "lease_s"):
+            if getattr(create, name) > MAX_DEADLINE_S:
+                raise ApiError(400, "deadline_not_allowed", f"at most {MAX_DEADLINE_S} s", name)
+
+    def _run_request(self, create):
+        """The raw row that the agent gets, overrides applied."""
+        try:
+            row = to_run_request(create.environment.task)
+        except RowError as error:
+            raise unfit(_task_field(error.key), error.message) from None
+        params = row["responses_create_params"] | create.generation.responses_create_params
+        try:
+            self.check_params(params)
+        except ValidationError as error:
+            field, message = _first(error)
+            raise unfit(_task_field(f"responses_create_params.{field}"), message) from None
+        if ROLLOUT_KEY in (params.get("metadata") or {}):
+            raise unfit(_task_field("responses_create_params.metadata"), f"{ROLLOUT_KEY} is the Gateway's own")
+        return {**row, "responses_create_params": params}
+
+    def _endpoint(self, create, from_loopback):
+        wanted = create.model_endpoint
+        url = self._allowed_url(wanted.base_url, from_loopback)
+        key = wanted.api_key or create.session.session_id
+        headers = _extra_headers(wanted) | {wanted.api_key_header: wanted.api_key_prefix + key}
+        if not HEADER_NAME.fullmatch(wanted.api_key_header) or wanted.api_key_header.lower() in HOP_BY_HOP:
+            raise unfit("model_endpoint.api_key_header", "is not a header that may be set")
+        if not HEADER_VALUE.fullmatch(wanted.api_key_prefix):
+            raise unfit("model_endpoint.api_key_prefix", "is not printable ASCII")
+        secrets = {key, create.session.session_id, *wanted.headers.values()} - {""}
+        return Endpoint(url, wanted.model, headers, tuple(sorted(secrets, key=len, reverse=True)))
+
+    def _allowed_url(self, text, from_loopback):
+        """The model API's URL, rebuilt from its checked parts. Raises ApiError 400."""
+        try:
+            if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
+                raise ValueError("holds characters that are not part of a URL")
+            parts = urlsplit(text)
+            if parts.scheme not in ("http", "https"):
+                raise ValueError("is neither http nor https")
+            if "@" in parts.netloc or "?" in text or "#" in text:
+                raise ValueError("holds user info, a query or a fragment")
+            port = parts.port if parts.port is not None else {"http": 80, "https": 443}[parts.scheme]
+            address = _address(parts.hostname)
+            if port == 0 or parts.netloc.endswith(":"):
+                raise ValueError("has no valid port")
+        except ValueError as error:
+            reason = str(error) if "does not appear" not in str(error) else "has a host that is no IP address literal"
+            raise ApiError(400, "callback_not_allowed", f"the address {reason}", "model_endpoint.base_url") from None
+        self._check_network(address, port, from_loopback)
+        host = f"[{address}]" if address.version == 6 else str(address)
+        return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/v1/responses"
+
+    def _check_network(self, address, port, from_loopback):
+        if port in self.own_ports and (address.is_loopback or self._is_own(address)):
+            raise ApiError(400, "callback_not_allowed", "the address is the graph's own", "model_endpoint.base_url")
+        if address.is_loopback:
+            allowed = from_loopback or any(address in network for network in self.networks)
+        else:
+            allowed = any(address in network for network in self.networks)
+        if not allowed:
+            raise ApiError(
+                400,
+                "callback_not_allowed",
+                f"{address} lies in none of NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",
+                "model_endpoint.base_url",
+            )
+
+    def _is_own(self, address):
+        """Whether a local socket can take this address, which only this machine's own can."""
+        import socket
+
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((str(address), 0))
+            except OSError:
+                return False
+        return True
+
+
+def _address(host):
+    """IP address of a literal host; an IPv4 address in IPv6 clothes is the IPv4 address."""
+    if not host or "%" in host:
+        raise ValueError("has no usable host")
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _extra_headers(wanted):
+    for name, value in wanted.headers.items():
+        if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+            raise unfit("model_endpoint.headers", "holds a name or value that cannot stand in a header")
+        if name.lower() in HOP_BY_HOP | {wanted.api_key_header.lower()}:
+            raise unfit("model_endpoint.headers", f"{name} may not be set")
+    return dict(wanted.headers)
+
+
+def _sampling_params(params):
+    if taken := RESERVED_PARAMS & params.keys():
+        raise unfit(f"generation.sampling_params.{min(taken)}", "is not a sampling parameter")
+    return params
+
+
+def _task_field(key):
+    return f"environment.task.{key}" if key else "environment.task"
+
+
+def _first(error):
+    """Field and message of a ValidationError's first entry, without the value."""
+    entry = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    return ".".join(str(part) for part in entry["loc"])[:200] or "(body)", entry["msg"][:200]
+
+
+def _whole_numbers(value):
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value

@@ -1,0 +1,80 @@
+"""Durable record of trials: which were taken, and how each ended. SQLite (WAL) in one file.
+
+Guarantees: what `insert` or `finish` returned from survives the process; no credential and no
+task is ever written (a payload only as a salted hash). One thread does all the work, so the
+event loop never waits for a disk, and writes keep their order.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS trials (
+    request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, rollout_id TEXT NOT NULL,
+    created REAL NOT NULL, ended REAL, snapshot TEXT);
+CREATE INDEX IF NOT EXISTS by_end ON trials (ended);
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+"""
+
+
+class Store:
+    """Trials by request id. `ended` and `created` are seconds since the epoch."""
+
+    def __init__(self, path):
+        # Before SQLite makes it, so that at no moment anybody else can read it.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(SCHEMA)
+        self.salt = self._salt()
+
+    def _salt(self):
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES ('salt', ?)", (secrets.token_bytes(32),))
+        return self._db.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()[0]
+
+    async def _run(self, sql, *values):
+        """Run one statement in the store's thread; its rows. Raises sqlite3.Error."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: self._db.execute(sql, values).fetchall())
+
+    async def insert(self, request_id, digest, rollout_id, created):
+        """Record a trial that was taken. Raises sqlite3.IntegrityError for a known id."""
+        await self._run(
+            "INSERT INTO trials (request_id, digest, rollout_id, created) VALUES (?, ?, ?, ?)",
+            request_id, digest, rollout_id, created,
+        )  # fmt: skip
+
+    async def finish(self, request_id, snapshot, ended):
+        """Record how a trial ended; the first record stays."""
+        await self._run(
+            "UPDATE trials SET snapshot = ?, ended = ? WHERE request_id = ? AND snapshot IS NULL",
+            json.dumps(snapshot), ended, request_id,
+        )  # fmt: skip
+
+    async def find(self, request_id):
+        """(digest, snapshot or None) of a trial, or None."""
+        rows = await self._run("SELECT digest, snapshot FROM trials WHERE request_id = ?", request_id)
+        return (rows[0][0], json.loads(rows[0][1]) if rows[0][1] else None) if rows else None
+
+    async def unfinished(self):
+        """[(request id, rollout id)] of trials without an end."""
+        return await self._run("SELECT request_id, rollout_id FROM trials WHERE snapshot IS NULL")
+
+    async def count(self):
+        """Number of ended trials on record."""
+        return (await self._run("SELECT count(*) FROM trials WHERE snapshot IS NOT NULL"))[0][0]
+
+    async def drop_before(self, moment):
+        """Forget trials that ended before `moment`. Returns how many."""
+        rows = await self._run("DELETE FROM trials WHERE ended < ? RETURNING 1", moment)
+        return len(rows)
+
+    def close(self):
+        self._thread.shutdown()
+        self._db.close()

@@ -1,0 +1,128 @@
+"""What may become of one trial: a pure state machine, without tasks, clients or a clock of its own.
+
+    queued --start--> running --settle--> (settled) --release--> completed | truncated | aborted | failed
+       '----------------settle-----------^
+
+Invariants: the first outcome accepted by `settle` wins; nothing after it changes it. A trial is
+terminal only after `release`, which says whether the environment proved that the trial's state is
+gone; without that proof the trial is failed, whatever had been settled. A terminal trial never
+changes. Times are seconds of the caller's clock.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a trial ended as it did: a code of the protocol, the kind within it, and the cause in words."""
+
+    code: str
+    type: str | None = None
+    cause: str | None = None
+
+    def as_json(self):
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ends. `reward` is a finite number or None; only a graded rollout has one."""
+
+    status: Status
+    reward: float | None = None
+    metrics: dict = field(default_factory=dict)
+    fault: Fault | None = None
+
+    def __post_init__(self):
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError("a reward is a finite number or None")
+
+
+def aborted():
+    return Outcome(Status.ABORTED, fault=Fault("aborted"))
+
+
+def failed(code, kind=None, cause=None):
+    return Outcome(Status.FAILED, fault=Fault(code, kind, cause))
+
+
+class Trial:
+    """One trial's state. Every method takes what it needs to know and answers at once."""
+
+    def __init__(self, request_id, now, deadline_s, lease_s):
+        self.request_id = request_id
+        self.status = Status.QUEUED
+        self.deadline = now + deadline_s
+        self._lease_s = lease_s
+        self._lease_ends = now + lease_s
+        self._started = False
+        self.outcome = None
+
+    @property
+    def settled(self):
+        return self.outcome is not None
+
+    @property
+    def terminal(self):
+        return self.status not in (Status.QUEUED, Status.RUNNING)
+
+    def start(self):
+        """queued -> running. False if the trial was settled while it waited."""
+        if self.settled or self.status is not Status.QUEUED:
+            return False
+        self.status, self._started = Status.RUNNING, True
+        return True
+
+    def renew(self, now):
+        """Extend the lease by its length; without effect once settled."""
+        if not self.settled:
+            self._lease_ends = now + self._lease_s
+
+    def due(self, now):
+        """The outcome that time alone gives the trial by `now`, or None."""
+        if now < min(self.deadline, self._lease_ends):
+            return None
+        if self.deadline <= self._lease_ends:
+            return Outcome(Status.TRUNCATED, fault=Fault("deadline_exceeded"))
+        return Outcome(Status.ABORTED, fault=Fault("lease_expired"))
+
+    def settle(self, outcome):
+        """Accept `outcome` if it is the first. Returns whether it was."""
+        if self.settled:
+            return False
+        self.outcome = outcome
+        return True
+
+    def release(self, unclean=None):
+        """Make the settled trial terminal; `unclean` is the Fault of a clean-up that was not proved."""
+        if not self.settled or self.terminal:
+            raise RuntimeError("only a settled trial that is not terminal can be released")
+        if unclean is not None:
+            after = self.outcome.fault.code if self.outcome.fault else self.outcome.status.value
+            cause = f"after {after}: {unclean.cause}" if unclean.cause else f"after {after}"
+            self.outcome = failed(unclean.code, unclean.type, cause)
+        self.status = self.outcome.status
+
+    def snapshot(self):
+        """The trial as the protocol shows it; nothing of the outcome before it is terminal."""
+        shown = self.outcome if self.terminal else Outcome(self.status)
+        return {
+            "protocol_version": "relax-nemo-gym/v1",
+            "request_id": self.request_id,
+            "status": self.status.value,
+            "reward": shown.reward,
+            "metrics": shown.metrics,
+            "artifact_ref": None,
+            "error": shown.fault.as_json() if shown.fault else None,
+        }

@@ -1,0 +1,321 @@
+"""The trials this Gateway runs: admission, queue, leases and deadlines, the race for the end, clean-up.
+
+Each live trial has one task that owns it from admission to its terminal state. Whatever else may
+end a trial (abort, lease, deadline, a lost server, a fault of its model calls) only calls `settle`
+and wakes that task; the first outcome wins. Invariants: a trial takes a slot before the agent
+hears of it and gives it back after its state is proved gone; the endpoint's credentials leave
+memory with the live trial; ended trials live in the store alone.
+"""
+
+import asyncio
+import secrets
+import sqlite3
+import time
+
+from gateway.metrics import Metrics
+from gateway.model_calls import EndpointFault, TooManyCalls
+from gateway.protocol import ApiError
+from gateway.trial import Fault, Outcome, Status, Trial, aborted, failed
+
+TICK_S = 0.2
+# Beyond this age of the last tick the janitor is not healthy.
+TICK_LATE_S = 5
+RETENTION_EVERY_S = 10
+RETRY_AFTER_S = 2
+
+
+class Live:
+    """A trial that has not ended: its state, what it runs, and the event that wakes its task."""
+
+    def __init__(self, request, now):
+        self.request, self.created = request, time.time()
+        self.trial = Trial(request.request_id, now, request.deadline_s, request.lease_s)
+        self.rollout_id = secrets.token_hex(16)
+        self.settled, self.ended = asyncio.Event(), asyncio.Event()
+        self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
+        self.reached_environment = False
+
+    def settle(self, outcome):
+        if self.trial.settle(outcome):
+            self.settled.set()
+
+    def counts(self):
+        return {"model_calls": self.callbacks} | {name: count for name, count in self.tokens.items() if count}
+
+
+class Trials:
+    """All trials. Call `start` once inside the loop, `stop` at the end."""
+
+    def __init__(self, settings, store, model_calls, clock=None):
+        self.settings, self.store, self.model_calls = settings, store, model_calls
+        self.environment = None  # set by `start`: each knows the other
+        self.clock = clock or asyncio.get_running_loop().time
+        self.live, self._by_rollout, self._tasks = {}, {}, set()
+        self._slots = asyncio.Semaphore(settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY)
+        self.metrics = Metrics()
+        self.ended_count, self._last_tick, self.stopping = 0, self.clock(), False
+        self._unsaved = {}  # request id -> (snapshot, end) that the store would not take yet
+
+    # --- life cycle ------------------------------------------------------------------------
+
+    async def start(self, environment):
+        self.environment = environment
+        for request_id, rollout_id in await self.store.unfinished():
+            snapshot = self._interrupted(request_id)
+            await self.store.finish(request_id, snapshot, time.time())
+            self._spawn(self._clean_orphan(rollout_id))
+        self.ended_count = await self.store.count()
+        self._spawn(self._janitor())
+
+    def _interrupted(self, request_id):
+        trial = Trial(request_id, 0, 0, 0)
+        trial.settle(failed("gateway_restarted", None, "the Gateway ended while the trial ran"))
+        trial.release()
+        return trial.snapshot()
+
+    async def _clean_orphan(self, rollout_id):
+        """Until it is done: a trial that ended without proof, or with a former Gateway, must leave no state."""
+        await self.environment.ready.wait()
+        while await self.environment.clean(rollout_id, asked_first=True):
+            await asyncio.sleep(1)
+
+    async def stop(self):
+        """End every live trial with `service_shutdown`, clean-up included."""
+        self.stopping = True
+        waiting = [live.ended.wait() for live in self.live.values()]
+        self.settle_all(failed("service_shutdown"))
+        await asyncio.gather(*waiting)
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _spawn(self, work):
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- what clients ask for --------------------------------------------------------------
+
+    async def create(self, request):
+        """Take a trial, or find it taken. Returns its snapshot. Raises ApiError 409, 429 or 503."""
+        if known := await self._known(request):
+            return known
+        if self.stopping:
+            raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
+        if self.queued() >= self.settings.GATEWAY_QUEUE_LIMIT and self._slots.locked():
+            raise ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": str(RETRY_AFTER_S)})
+        live = Live(request, self.clock())
+        self.live[request.request_id] = live
+        try:
+            await self.store.insert(request.request_id, request.digest, live.rollout_id, live.created)
+        except sqlite3.Error as error:
+            self.live.pop(request.request_id, None)
+            if isinstance(error, sqlite3.IntegrityError):  # ended between the look and the insert
+                return await self._known(request)
+            raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
+        self._by_rollout[live.rollout_id] = live
+        self._spawn(self._own(live))
+        return live.trial.snapshot()
+
+    async def _known(self, request):
+        if live := self.live.get(request.request_id):
+            digest, snapshot = live.request.digest, live.trial.snapshot()
+        elif (found := await self._find(request.request_id)) is None:
+            # A twin may have been admitted while the store was asked.
+            if request.request_id not in self.live:
+                return None
+            return await self._known(request)
+        else:
+            digest, snapshot = found
+        if digest != request.digest:
+            raise ApiError(409, "payload_differs", "this request_id was used with another payload", "request_id")
+        return snapshot
+
+    async def _find(self, request_id):
+        """(digest, snapshot) of an ended trial, or None."""
+        try:
+            found = await self.store.find(request_id)
+        except sqlite3.Error as error:
+            raise ApiError(503, "store_unavailable", f"the trial store cannot be read: {error}") from None
+        if found is None:
+            return None
+        snapshot = self._unsaved[request_id][0] if request_id in self._unsaved else found[1]
+        return (found[0], snapshot) if snapshot else None
+
+    async def show(self, request_id, wait_s=0):
+        """Snapshot, at the terminal state or after `wait_s`. Raises ApiError 404."""
+        live = self.live.get(request_id)
+        if live and wait_s:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await live.ended.wait()
+            except TimeoutError:
+                return live.trial.snapshot()
+        if live:
+            return live.trial.snapshot()
+        found = await self._find(request_id)
+        if found is None:
+            raise ApiError(404, "trial_unknown", "no trial by this id; it may have been dropped after its retention")
+        return found[1]
+
+    async def renew(self, request_id):
+        if live := self.live.get(request_id):
+            live.trial.renew(self.clock())
+        else:
+            await self.show(request_id)
+
+    async def abort(self, request_id):
+        if live := self.live.get(request_id):
+            live.settle(aborted())
+        return await self.show(request_id)
+
+    # --- one trial -------------------------------------------------------------------------
+
+    async def _own(self, live):
+        """The trial's one task: run it until something settles it, clean up, make it terminal."""
+        run = asyncio.create_task(self._run(live))
+        settled = asyncio.create_task(live.settled.wait())
+        await asyncio.wait({run, settled}, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        if run.done():
+            live.settle(_result(run))
+        run.cancel()
+        await asyncio.wait({run})
+        try:
+            await self._end(live, await self._clean(live))
+        finally:
+            if live.reached_environment:
+                self._slots.release()
+
+    async def _run(self, live):
+        """Wait for a slot and ready servers, then have the agent run the trial. Returns its Outcome."""
+        await self._slots.acquire()
+        # From here on `_own` gives the slot back, also if this task is cancelled at its next step.
+        live.reached_environment = True
+        await self.environment.ready.wait()
+        if not live.trial.start():
+            return aborted()
+        self.metrics.started(time.time() - live.created)
+        return await self.environment.run(live.rollout_id, live.request.run_request)
+
+    async def _clean(self, live):
+        outcome = live.trial.outcome
+        if live.trial.status is Status.QUEUED:
+            return None
+        if outcome.fault and outcome.fault.type == "resource_server_lost":
+            # The state went with the process, but the agent may yet seed the next one.
+            self._spawn(self._clean_orphan(live.rollout_id))
+            return None
+        unclean = await self.environment.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
+        if unclean:
+            self._spawn(self._clean_orphan(live.rollout_id))
+        return unclean
+
+    async def _end(self, live, unclean):
+        live.trial.release(unclean)
+        if live.trial.outcome.reward is not None:
+            live.trial.outcome.metrics.update(live.counts())
+        snapshot, ended = live.trial.snapshot(), time.time()
+        self._unsaved[live.request.request_id] = (snapshot, ended)
+        await self._save(live.request.request_id)
+        self.ended_count += 1
+        self.metrics.ended(live.trial.outcome, ended - live.created)
+        self._by_rollout.pop(live.rollout_id, None)
+        del self.live[live.request.request_id]
+        live.request = None
+        live.ended.set()
+
+    async def _save(self, request_id):
+        snapshot, ended = self._unsaved[request_id]
+        try:
+            await self.store.finish(request_id, snapshot, ended)
+        except sqlite3.Error:
+            return  # kept in memory; the janitor tries again
+        self._unsaved.pop(request_id, None)
+
+    # --- model calls of the agent ----------------------------------------------------------
+
+    async def model_call(self, rollout_id, body):
+        """Forward a model call of a live rollout; its answer. Raises ApiError 410 once the rollout ended."""
+        live = self._by_rollout.get(rollout_id)
+        if live is None or live.trial.settled or live.trial.status is not Status.RUNNING:
+            raise ApiError(410, "rollout_ended", "this rollout has ended")
+        live.callbacks += 1
+        began = time.monotonic()
+        call = asyncio.create_task(self._forward(live, body))
+        settled = asyncio.create_task(live.settled.wait())
+        await asyncio.wait({call, settled}, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        call.cancel()
+        await asyncio.wait({call})
+        self.metrics.called(time.monotonic() - began)
+        if call.cancelled() or live.trial.settled:
+            raise ApiError(410, "rollout_ended", "this rollout has ended")
+        return call.result()
+
+    async def _forward(self, live, body):
+        """One forwarded call; a fault settles the trial, by whose fault it is."""
+        request = live.request
+        try:
+            answer = await self.model_calls.forward(
+                request.endpoint, request.sampling_params, body, live.trial.deadline
+            )
+        except TooManyCalls as error:
+            live.settle(Outcome(Status.TRUNCATED, 0.0, dict(_NO_ITEMS), Fault("too_many_calls", None, str(error))))
+        except EndpointFault as fault:
+            self.metrics.faulted(fault.kind)
+            live.settle(failed("agent_error", f"endpoint_{fault.kind}", str(fault)))
+        except TimeoutError:
+            # The janitor settles the trial at the same deadline.
+            await live.settled.wait()
+        else:
+            for name in live.tokens:
+                live.tokens[name] += (answer.get("usage") or {}).get(name) or 0
+            return answer
+
+    # --- time ------------------------------------------------------------------------------
+
+    async def _janitor(self):
+        """Ends what is due, drops what is old, saves what could not be saved."""
+        next_purge = 0
+        while True:
+            now = self._last_tick = self.clock()
+            for live in list(self.live.values()):
+                if outcome := live.trial.due(now):
+                    live.settle(outcome)
+            if now >= next_purge:
+                next_purge = now + min(RETENTION_EVERY_S, self.settings.GATEWAY_RETENTION_S)
+                await self._purge()
+            await asyncio.sleep(TICK_S)
+
+    async def _purge(self):
+        for request_id in list(self._unsaved):
+            await self._save(request_id)
+        try:
+            self.ended_count -= await self.store.drop_before(time.time() - self.settings.GATEWAY_RETENTION_S)
+        except sqlite3.Error:
+            return  # a full disk now; the next round tries again
+
+    def settle_all(self, outcome):
+        """Settle every running trial: its environment is lost, or the Gateway ends."""
+        for live in list(self.live.values()):
+            if self.stopping or live.trial.status is Status.RUNNING:
+                live.settle(outcome)
+
+    # --- what health shows -----------------------------------------------------------------
+
+    def queued(self):
+        return sum(live.trial.status is Status.QUEUED for live in self.live.values())
+
+    @property
+    def janitor_healthy(self):
+        return self.clock() - self._last_tick < TICK_LATE_S
+
+
+_NO_ITEMS = {"tool_calls": 0, "tool_outputs": 0, "assistant_messages": 0, "model_output_items": 0}
+
+
+def _result(run):
+    """Outcome of a finished run; a fault of our own code is the infrastructure's, not the policy's."""
+    if error := run.exception():
+        return failed("agent_error", "gateway_fault", f"{type(error).__name__}: {error}")
+    return run.result()
