@@ -77,7 +77,9 @@ def patched_copy(tree, names, scratch):
     # Outside any repository `git apply` takes paths as they are, whatever the clone ignores.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(scratch.parent)}
     for patch in patch_files():
-        result = subprocess.run(["git", "apply", str(patch)], cwd=scratch, env=environment, capture_output=True, text=True)
+        result = subprocess.run(
+            ["git", "apply", str(patch)], cwd=scratch, env=environment, capture_output=True, text=True
+        )
         if result.returncode:
             raise Failure(f"{patch.name} does not apply to {tree}: {result.stderr.strip().splitlines()[0]}")
 
@@ -130,7 +132,13 @@ def fingerprint(tree):
         except PackageNotFoundError:
             return None
 
-    files = [p for p in (tree / WORKPLACE).rglob("*") if p.suffix in (".py", ".csv") and "/." not in str(p)]
+    workplace = tree / WORKPLACE
+    files = [
+        path
+        for kind in ("*.py", "*.csv")
+        for path in workplace.rglob(kind)
+        if ".venv" not in path.parts[len(workplace.parts) :]
+    ]
     return {
         "gym_commit": GYM_COMMIT,
         "nemo_gym": installed("nemo-gym"),
@@ -149,7 +157,9 @@ def hash_files(base, files):
 
 def main():
     def options(parser):
-        parser.add_argument("--tree", type=Path, action="append", help="tree to patch (default: the installed nemo-gym)")
+        parser.add_argument(
+            "--tree", type=Path, action="append", help="tree to patch (default: the installed nemo-gym)"
+        )
         parser.add_argument("--record", action="store_true", help="write SHA256SUMS from pristine trees instead")
 
     _, args = from_command_line(__doc__, configure=options)

@@ -42,7 +42,11 @@ RAY_WORKER_PORTS = (20, 59)
 
 def environment(settings, role):
     """Environment for a process of ours: marked, and without proxies, which loopback must not go through."""
-    kept = {k: v for k, v in os.environ.items() if k.lower() not in PROXY_VARIABLES and k not in ("RAY_ADDRESS", "MAKEFLAGS")}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k.lower() not in PROXY_VARIABLES and k not in ("RAY_ADDRESS", "MAKEFLAGS")
+    }
     return kept | RAY_VARIABLES | {MARK: mark(settings), ROLE: role}
 
 
@@ -193,8 +197,12 @@ def check_ports(ports, variable, host="127.0.0.1"):
                 probe.listen()
             except OSError as error:
                 if error.errno == 99:
-                    raise Failure(f"{host} is no address of this machine; set GYM_BIND_HOST to one of its own") from None
-                raise Failure(f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}") from None
+                    raise Failure(
+                        f"{host} is no address of this machine; set GYM_BIND_HOST to one of its own"
+                    ) from None
+                raise Failure(
+                    f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}"
+                ) from None
 
 
 def tail(path, lines=15):

@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DASHBOARD_PORT = 8265
 CPUS = 1
 TAIL_LINES = 10
-WIDTH = 300
+WIDTH = 160
 
 
 class Interrupted(BaseException):

@@ -92,7 +92,9 @@ class Graph:
 
         launcher.run_command = self.launch
         config = GlobalConfigDictParserConfig(
-            initial_global_config_dict=OmegaConf.create(self.config()), skip_load_from_cli=True, skip_load_from_dotenv=True
+            initial_global_config_dict=OmegaConf.create(self.config()),
+            skip_load_from_cli=True,
+            skip_load_from_dotenv=True,
         )
         launcher.RunHelper().start(config)
 

@@ -19,7 +19,9 @@ class Metrics:
         self._trial = Histogram(
             "gateway_trial_seconds", "Time from creation to end", buckets=LATENCIES_S, registry=registry
         )
-        self._call = Histogram("gateway_model_call_seconds", "Time of a model call", buckets=LATENCIES_S, registry=registry)
+        self._call = Histogram(
+            "gateway_model_call_seconds", "Time of a model call", buckets=LATENCIES_S, registry=registry
+        )
         self._gauges = {
             name: Gauge(f"gateway_{name}", text, registry=registry)
             for name, text in (

@@ -57,7 +57,9 @@ class ModelCalls:
             raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {where}: {first['msg']}") from None
         calls = sum(item["type"] == "function_call" for item in answer["output"])
         if calls > self.settings.GATEWAY_MAX_CALLS_PER_ANSWER:
-            raise TooManyCalls(f"{calls} tool calls in one answer; {self.settings.GATEWAY_MAX_CALLS_PER_ANSWER} allowed")
+            raise TooManyCalls(
+                f"{calls} tool calls in one answer; {self.settings.GATEWAY_MAX_CALLS_PER_ANSWER} allowed"
+            )
         return answer
 
     async def _insist(self, endpoint, request):
@@ -101,7 +103,9 @@ class ModelCalls:
         try:
             answer = orjson.loads(text)
         except orjson.JSONDecodeError:
-            raise EndpointFault("not_json", f"{endpoint.url} answered 200 without JSON{_excerpt(endpoint, text)}") from None
+            raise EndpointFault(
+                "not_json", f"{endpoint.url} answered 200 without JSON{_excerpt(endpoint, text)}"
+            ) from None
         if not isinstance(answer, dict) or not isinstance(answer.get("output"), list):
             kind = "error_body" if isinstance(answer, dict) and answer.get("error") else "schema"
             raise EndpointFault(kind, f"{endpoint.url} answered 200 without an output list{_excerpt(endpoint, text)}")
