@@ -14,8 +14,9 @@ ends it. It says nothing of other rows or of the Gateway.
 import json
 from importlib import metadata
 
-import model_api
 import requests
+
+import model_api
 import rows
 import settings
 import terminal

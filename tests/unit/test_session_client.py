@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
 
 CLIENT = Path(__file__).resolve().parents[2] / "scripts" / "session_client.py"

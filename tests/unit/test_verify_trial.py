@@ -1,6 +1,7 @@
 """The scripted policy of the whole-trial check: what it lets pass and what it names."""
 
 import pytest
+
 import rows
 import verify_trial
 from verify_verifier import FOUND, REPLIED
