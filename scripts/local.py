@@ -1,9 +1,10 @@
 """Our processes on this machine: started in sessions of their own, found by a mark, ended for certain.
 
 Every process we start carries MARK=<run folder> (and ROLE) in its environment, which its
-children inherit; what carries the mark, and what descends from it, is ours, and nothing else is
-ever signalled. Ports are bound-tested before a start, and a holder is named. Linux only: it
-reads /proc.
+children inherit, and leads a session that is on record. What carries the mark, is in such a
+session or descends from either is ours, and nothing else is ever signalled: the mark alone would
+miss Ray's workers, which overwrite their environment, and descent alone those whose parent died.
+Ports are bound-tested before a start, and a holder is named. Linux only: it reads /proc.
 """
 
 import os
@@ -22,6 +23,7 @@ from terminal import Failure
 
 MARK = "WORKPLACE_RUN"
 ROLE = "WORKPLACE_ROLE"
+SESSIONS = "sessions"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 # Without the first, Ray takes 127.0.0.1 for the machine's outward address, head and drivers alike.
 RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -58,17 +60,32 @@ def spawn(command, log_path, environment, cwd):
     """Start `command` in a session of its own, stdout and stderr appended to `log_path`. Returns the Popen."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "ab") as log:
-        return subprocess.Popen(
+        started = subprocess.Popen(
             command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+    with open(Path(environment[MARK]) / SESSIONS, "a") as record:
+        record.write(f"{started.pid} {Process(started.pid).start} {environment[ROLE]}\n")
+    return started
+
+
+def recorded_sessions(settings, role, everyone):
+    """Ids of the sessions we started (for one role) that still are what they were."""
+    path = settings.RUN_DIR / SESSIONS
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    starts = {process.pid: process.start for process in everyone}
+    # A leader that is gone leaves its number to its session; another leader has another start.
+    return {
+        int(pid) for pid, start, of in lines if role in (None, of) and starts.get(int(pid), int(start)) == int(start)
+    }
 
 
 class Process:
-    """One process as /proc shows it: pid, parent, start (clock ticks since boot), command."""
+    """One process as /proc shows it: pid, parent, session, start (clock ticks since boot), command."""
 
     def __init__(self, pid):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         self.pid, self.state, self.parent, self.start = pid, fields[0], int(fields[1]), int(fields[19])
+        self.session = int(fields[3])
         self.command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
     def variables(self):
@@ -96,9 +113,10 @@ def processes():
 
 
 def ours(settings, role=None):
-    """Our live processes (of one role), descendants included: Ray's workers overwrite their environment."""
+    """Our live processes (of one role), whatever they descend to included."""
     everyone = [p for p in processes() if p.state != "Z" and p.pid != os.getpid()]
-    marked = {p.pid for p in everyone if _is_marked(p, mark(settings), role)}
+    sessions = recorded_sessions(settings, role, everyone)
+    marked = {p.pid for p in everyone if p.session in sessions or _is_marked(p, mark(settings), role)}
     children = {}
     for process in everyone:
         children.setdefault(process.parent, []).append(process.pid)
@@ -215,6 +233,13 @@ def tail(path, lines=15):
     return "\n".join(f"    {line[:300]}" for line in text.splitlines()[-lines:])
 
 
+def connects(port):
+    """Whether something listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def get(url, timeout):
     """Status and body of a GET that no proxy sees; status 0 with the reason where nobody answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -278,11 +303,11 @@ class PrivateRay:
         self.process = spawn(self.command(), self.log, environment(self.settings, self.role), self.settings.RUN_DIR)
 
     def answers(self):
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", self.port)):
-                return False
-        return self.role == "gym" or get(f"{self.dashboard_url}/api/version", 2)[0] == 200
+        """Whether its node is up; for the rehearsal, whether it takes jobs too."""
+        needed = ["node-manager-port"] + (["dashboard-agent-listen-port"] if self.role == "rehearsal" else [])
+        if not all(map(connects, [self.port, *(self.base + RAY_OFFSETS[name] for name in needed)])):
+            return False
+        return self.role == "gym" or b'"ALIVE"' in get(f"{self.dashboard_url}/nodes?view=summary", 5)[1]
 
     def start(self, detail=lambda text: None):
         """Start it, or find it running, and wait until it answers. Raises Failure with the log's end."""

@@ -158,7 +158,7 @@ def supervise(settings):
         return 1
     finally:
         graph.end()
-        ray.process.kill()
+        os.killpg(ray.process.pid, signal.SIGKILL)
 
 
 def end_on_signals():
