@@ -27,6 +27,8 @@ GRAPH_VARIABLES = (
     "GATEWAY_RETENTION_S", "GATEWAY_MAX_BODY_BYTES", "GATEWAY_MAX_ANSWER_BYTES", "GATEWAY_MAX_CALLS_PER_ANSWER",
     "GATEWAY_MODEL_TRIES", "GATEWAY_MODEL_BACKOFF_S", "GATEWAY_CLEANUP_TIMEOUT_S",
 )  # fmt: skip
+# From GYM_BASE_PORT on, as env.example has it.
+PORTS_TAKEN = 200
 GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
 
 
@@ -58,6 +60,12 @@ def is_running(settings, fingerprint):
 
 def check_ports(settings):
     """Every port of the graph is free, on the address it will be bound to."""
+    base = settings.GYM_BASE_PORT
+    if base <= settings.GYM_RAY_PORT < base + PORTS_TAKEN:
+        raise Failure(
+            f"GYM_RAY_PORT={settings.GYM_RAY_PORT} lies in {base}..{base + PORTS_TAKEN - 1}, which GYM_BASE_PORT={base} "
+            "takes for the graph; choose another GYM_RAY_PORT"
+        )
     graph = [settings.port(name) for name in PORT_OFFSETS]
     local.check_ports(graph, "GYM_BASE_PORT")
     local.check_ports([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST)

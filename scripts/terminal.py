@@ -5,6 +5,7 @@ appears only on a terminal, so that a log file holds one line a stage; `run` tur
 into one line and exit status 1, never a traceback. It formats; it decides nothing.
 """
 
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -15,7 +16,11 @@ class Failure(Exception):
 
 
 def run(main):
-    """Call a stage's `main()` and exit with what it returns; the end of every script."""
+    """Call a stage's `main()` and exit with what it returns; the end of every script.
+
+    SIGTERM unwinds like Ctrl-C, so that what a stage began is undone.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         sys.exit(main() or 0)
     except Failure as failure:
