@@ -44,7 +44,7 @@ class Variable:
         try:
             return KINDS[self.kind](text, self.bounds)
         except ValueError as error:
-            shown = "" if self.kind == "secret" else f"={text[:200]!r}"
+            shown = "" if self.kind == "secret" or "@" in text else f"={text[:200]!r}"
             raise SettingsError(f"{origin}: {self.name}{shown} {error}") from None
 
     def default_text(self):
@@ -101,7 +101,7 @@ def _url(text, bounds):
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         fits = False
-    if not fits or parts.username or parts.query or parts.fragment:
+    if not fits or "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError("is not an http(s) URL without user, query and fragment")
     return text.rstrip("/")
 
@@ -176,14 +176,18 @@ def read_dotenv(path, variables):
     found = {}
     if not path.exists():
         return found
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as text: {error}") from None
+    for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         name, equals, text = line.removeprefix("export ").partition("=")
         origin = f"{path.name}:{number}"
         if not equals:
-            raise SettingsError(f"{origin}: not a NAME=value line: {line[:80]!r}")
+            raise SettingsError(f"{origin}: not a NAME=value line")
         name, text = name.strip(), text.strip()
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
             text = text[1:-1]
@@ -196,7 +200,7 @@ def read_dotenv(path, variables):
 def _unknown(name, variables):
     from difflib import get_close_matches
 
-    near = get_close_matches(name, variables, 1)
+    near = get_close_matches(name.upper(), variables, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{name} is not a variable of env.example{hint}"
 
@@ -204,13 +208,20 @@ def _unknown(name, variables):
 def _refuse_misspelt(environment, variables):
     """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
     _, _, overrides = environment.get("MAKEFLAGS", "").partition(" -- ")
-    named_on_make = [word.partition("=")[0] for word in overrides.split() if "=" in word]
+    # make escapes a space within a value, which may hold a "=" of its own.
+    words = overrides.replace("\\ ", "").split()
+    named_on_make = [word.partition("=")[0].rstrip(":+?") for word in words if "=" in word]
     for name in named_on_make:
-        if name.isupper() and name not in variables:
+        if name not in variables and (name.isupper() or name.upper() in variables):
             raise SettingsError(f"make: {_unknown(name, variables)}")
-    for name in environment:
-        if name.startswith(OUR_PREFIXES) and name not in variables:
+    for name, text in environment.items():
+        if name.startswith(OUR_PREFIXES) and name not in variables and not _is_service_link(name, text):
             raise SettingsError(f"environment: {_unknown(name, variables)}")
+
+
+def _is_service_link(name, text):
+    """Whether Kubernetes set this for a service that happens to be called `gateway` or `gym`."""
+    return "_SERVICE_" in name or "_PORT_" in name or text.startswith(("tcp://", "udp://"))
 
 
 class Settings:
