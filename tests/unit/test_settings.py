@@ -1,0 +1,306 @@
+"""Variables: every kind, every place they come from, every way to get one wrong."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import settings
+from settings import SettingsError, Variable, declared, load
+
+SECRET = "secret-that-nobody-may-see"
+
+
+def parse(kind, text, bounds=""):
+    return Variable("NAME", "", kind, bounds, "", "", "").parse(text, "origin")
+
+
+@pytest.fixture
+def dotenv(tmp_path):
+    def write(text):
+        path = tmp_path / ".env"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def loaded(dotenv_path=Path("/nonexistent/.env"), overrides=None, **environment):
+    return load(overrides, environment=environment, dotenv=dotenv_path)
+
+
+# --- kinds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "text", "value"),
+    [
+        ("int", "1..10", "1", 1),
+        ("int", "1..10", "10", 10),
+        ("float", "0.5..60", "0.5", 0.5),
+        ("float", "0..60", "1e1", 10.0),
+        ("choice", "a|b", "b", "b"),
+        ("text", "", "two words, é", "two words, é"),
+        ("text?", "", "", None),
+        ("secret", "", "", None),
+        ("secret", "", SECRET, SECRET),
+        ("path", "", "data/x", settings.ROOT / "data/x"),
+        ("path", "", "/abs", Path("/abs")),
+        ("path", "", "~/x", Path.home() / "x"),
+        ("path?", "", "", None),
+        ("url", "", "http://10.0.0.5:8000/api/", "http://10.0.0.5:8000/api"),
+        ("url", "", "https://[::1]:1", "https://[::1]:1"),
+        ("url?", "", "", None),
+        ("host", "", "head-1.cluster", "head-1.cluster"),
+        ("host", "", "fd00::1", "fd00::1"),
+        ("ip", "", "0.0.0.0", "0.0.0.0"),
+        ("ip", "", "::", "::"),
+    ],
+)
+def test_a_value_of_its_kind_is_taken(kind, bounds, text, value):
+    assert parse(kind, text, bounds) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "text", "said"),
+    [
+        ("int", "1..10", "0", "outside 1..10"),
+        ("int", "1..10", "11", "outside 1..10"),
+        ("int", "1..10", "1.5", "not a whole number in 1..10"),
+        ("int", "1..10", "", "not a whole number"),
+        ("int", "1..10", "five", "not a whole number"),
+        ("float", "0.5..60", "0.4", "outside"),
+        ("float", "0.5..60", "nan", "outside"),
+        ("float", "0.5..60", "inf", "outside"),
+        ("float", "0.5..60", "", "not a number"),
+        ("choice", "a|b", "c", "none of a, b"),
+        ("choice", "a|b", "a|b", "none of"),
+        ("choice", "a|b", "", "none of"),
+        ("text", "", "", "is empty"),
+        ("text", "", "a\nb", "control"),
+        ("text", "", "a\0b", "control"),
+        ("path", "", "", "not a path"),
+        ("path", "", "a\0b", "not a path"),
+        ("url", "", "10.0.0.5:8000", "not an http(s) URL"),
+        ("url", "", "ftp://10.0.0.5", "not an http(s) URL"),
+        ("url", "", "http://", "not an http(s) URL"),
+        ("url", "", "http://h:99999", "not an http(s) URL"),
+        ("url", "", "http://h:port", "not an http(s) URL"),
+        ("url", "", "http://h?x=1", "not an http(s) URL"),
+        ("url", "", "http://h#x", "not an http(s) URL"),
+        ("url", "", "http://[::1", "not an http(s) URL"),
+        ("url", "", "", "not an http(s) URL"),
+        ("host", "", "http://h", "not a host"),
+        ("host", "", "h/x", "not a host"),
+        ("host", "", "a b", "not a host"),
+        ("host", "", "", "not a host"),
+        ("ip", "", "localhost", "not an IP address"),
+        ("ip", "", "10.0.0", "not an IP address"),
+        ("cidrs", "", "10.0.0.1/8", "no strict CIDR"),
+        ("cidrs", "", "10.0.0.0/8,nonsense", "'nonsense'"),
+        ("cidrs", "", "0.0.0.0/0", "covers every address"),
+        ("cidrs", "", "10.0.0.0/8, ::/0", "covers every address"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_name_and_place(kind, bounds, text, said):
+    with pytest.raises(SettingsError) as refused:
+        parse(kind, text, bounds)
+    message = str(refused.value)
+    assert message.startswith(f"origin: NAME={text!r}") and said in message
+
+
+def test_networks_are_a_list():
+    assert [str(network) for network in parse("cidrs", " 10.0.0.0/8 , 127.0.0.1/32,fd00::/8,")] == [
+        "10.0.0.0/8",
+        "127.0.0.1/32",
+        "fd00::/8",
+    ]
+    assert parse("cidrs", "") == []
+
+
+@pytest.mark.parametrize("text", [f"{SECRET} {SECRET}", f"{SECRET}é", f"{SECRET}\n", f"{SECRET}\x7f"])
+def test_a_secret_that_does_not_fit_is_not_shown(text):
+    with pytest.raises(SettingsError) as refused:
+        parse("secret", text)
+    assert "NAME" in str(refused.value) and SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("user_info", [f"user:{SECRET}@", f":{SECRET}@", f"{SECRET}@", "@"])
+def test_a_url_with_user_info_is_refused_and_not_shown(user_info):
+    with pytest.raises(SettingsError) as refused:
+        parse("url", f"http://{user_info}h:80")
+    assert "NAME" in str(refused.value) and SECRET not in str(refused.value)
+
+
+# --- env.example ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", declared().values(), ids=lambda variable: variable.name)
+def test_every_variable_says_what_it_means_and_its_default_fits(variable):
+    assert variable.kind in settings.KINDS
+    assert variable.group and variable.meaning.endswith(".") and len(variable.meaning) > 10
+    assert variable.name == variable.name.upper()
+    value = variable.parse(variable.default, "env.example")
+    if variable.kind in ("int", "float"):
+        low, high = map(float, variable.bounds.split(".."))
+        assert low <= value <= high and math.isfinite(value)
+        assert variable.unit, "a number has a unit"
+
+
+def test_defaults_alone_are_enough():
+    defaults = loaded()
+    assert {defaults.port(name) for name in settings.PORT_OFFSETS} == set(range(29000, 29005))
+    assert defaults.gateway_url == defaults.local_url("gateway") == "http://127.0.0.1:29000"
+    assert defaults.rows_path() == settings.ROOT / "data/nemo-gym/workplace_assistant_example.jsonl"
+    assert defaults.rows_path("train").name == "workplace_assistant_train.jsonl"
+    assert defaults.GATEWAY_TOKEN is None
+    with pytest.raises(AttributeError, match="NOT_THERE"):
+        _ = defaults.NOT_THERE
+
+
+def test_what_follows_from_variables():
+    assert loaded(GYM_HOST="fd00::1").gateway_url == "http://[fd00::1]:29000"
+    assert loaded(NEMO_GYM_URL="http://a:1/x/").gateway_url == "http://a:1/x"
+    assert loaded(NEMO_GYM_SOURCE_DATA="/rows.jsonl").rows_path() == Path("/rows.jsonl")
+    assert loaded(NEMO_GYM_SOURCE_DATA="/rows.jsonl").rows_path("train").name == "workplace_assistant_train.jsonl"
+    assert loaded(GYM_BASE_PORT="20000").port("callbacks") == 20004
+
+
+# --- where a value comes from ----------------------------------------------------------------
+
+
+def test_the_command_line_goes_before_the_environment_before_dotenv_before_the_example(dotenv):
+    path = dotenv("LIMIT=2\nMODEL=from-file\n")
+    assert loaded().LIMIT == 0
+    assert loaded(path).LIMIT == 2
+    assert loaded(path, LIMIT="3").LIMIT == 3
+    assert loaded(path, {"LIMIT": "4"}, LIMIT="3").LIMIT == 4
+    assert loaded(path, {"LIMIT": None}, LIMIT="3").LIMIT == 3
+    assert loaded(path, LIMIT="3").MODEL == "from-file"
+
+
+def test_dotenv_takes_comments_blanks_exports_and_quotes(dotenv):
+    path = dotenv("\ufeff# mine\n\nexport LIMIT=2\n  MODEL = 'a b'  \nMODEL_URL=\"http://h:1\"\nGYM_HOST=h\r\n")
+    found = loaded(path)
+    assert (found.LIMIT, found.MODEL, found.MODEL_URL, found.GYM_HOST) == (2, "a b", "http://h:1", "h")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nLIMTI=2\n", ".env:2: LIMTI is not a variable of env.example; did you mean LIMIT?"),
+        ("limit=2\n", "did you mean LIMIT?"),
+        ("# a\nLIMIT=many\n", ".env:2: LIMIT='many' is not a whole number"),
+        (f"GATEWAY_TOKEN {SECRET}\n", ".env:1: not a NAME=value line"),
+        (f"GATEWAY_TOKEN={SECRET} {SECRET}\n", ".env:1: GATEWAY_TOKEN holds characters"),
+        (f"GATEWAY_TOKN={SECRET}\n", "did you mean GATEWAY_TOKEN?"),
+        (b"LIMIT=\xff\n", ".env cannot be read as text"),
+    ],
+)
+def test_a_fault_in_dotenv_is_named_by_line_and_shows_no_secret(dotenv, text, said):
+    with pytest.raises(SettingsError) as refused:
+        loaded(dotenv(text))
+    assert said in str(refused.value) and SECRET not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_dotenv_that_is_no_file_is_named(tmp_path):
+    with pytest.raises(SettingsError, match="cannot be read"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {"GYM_BASE_PROT": "1"},
+            "environment: GYM_BASE_PROT is not a variable of env.example; did you mean GYM_BASE_PORT?",
+        ),
+        ({"GATEWAY_TOKN": SECRET}, "GATEWAY_TOKN"),
+        ({"REHEARSAL_POLCY": "noop"}, "did you mean REHEARSAL_POLICY?"),
+        ({"WORKPLACE_ASSISTANT_MAX": "1"}, "WORKPLACE_ASSISTANT_MAX"),
+        ({"LIMIT": "-1"}, "environment: LIMIT='-1' is outside"),
+        ({"GATEWAY_TOKEN": f"a {SECRET}"}, "environment: GATEWAY_TOKEN holds"),
+        ({"MAKEFLAGS": " -- SPLTI=train"}, "make: SPLTI is not a variable of env.example; did you mean SPLIT?"),
+        ({"MAKEFLAGS": "s -j2 --jobserver-auth=3,4 -- LIMIT=1 LIMITS=1"}, "did you mean LIMIT?"),
+        ({"MAKEFLAGS": " -- split=train"}, "make: split is not a variable of env.example; did you mean SPLIT?"),
+        ({"MAKEFLAGS": " -- SPLTI:=train"}, "did you mean SPLIT?"),
+    ],
+)
+def test_a_misspelt_name_or_value_off_its_range_is_named(environment, said):
+    with pytest.raises(SettingsError) as refused:
+        loaded(**environment)
+    assert said in str(refused.value) and SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MAKEFLAGS": "k"},
+        {"MAKEFLAGS": "s -j2 --jobserver-auth=3,4 -- SPLIT=train"},
+        {"MAKEFLAGS": " -- DATA_ROOT=/a\\ B=c LIMIT=1"},
+        {"MAKEFLAGS": " -- prefix=/usr"},
+        {"PATH": "/bin", "HOME": "/", "RAY_ADDRESSES": "1", "MODELS": "x", "NEMO_GYM_LOG_DIR": "x"},
+    ],
+)
+def test_names_of_others_are_none_of_our_business(environment):
+    assert loaded(**environment).SPLIT == "example"
+
+
+def test_a_program_among_variables_of_others_checks_only_its_own():
+    environment = {"LIMIT": "many", "GYM_SOMETHING": "x", "NEMO_GYM_MODEL": "m"}
+    found = load(environment=environment, dotenv=Path("/nonexistent/.env"), names=["NEMO_GYM_MODEL"])
+    assert found.NEMO_GYM_MODEL == "m"
+    with pytest.raises(AttributeError):
+        _ = found.LIMIT
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+def stage(*arguments, make=False, **environment):
+    """Run a stage that prints LIMIT, as a program or below a real make."""
+    code = "import settings; s, a = settings.from_command_line('Says.', 'LIMIT', 'SPLIT'); print(s.LIMIT, s.SPLIT)"
+    command = [sys.executable, "-c", code, *arguments]
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+    kept |= {"PYTHONPATH": str(settings.ROOT / "scripts"), **environment}
+    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60)
+
+
+def test_a_stage_takes_options_and_explains_them():
+    assert stage("--limit", "7", SPLIT="train", LIMIT="3").stdout == "7 train\n"
+    shown = stage("--help")
+    assert shown.returncode == 0
+    assert "--limit INT" in shown.stdout and "0..10000000 rows; default 0" in " ".join(shown.stdout.split())
+
+
+def test_a_stage_refuses_in_one_line():
+    for refused in (stage("--limit", "x"), stage(LIMIT="x"), stage(GYM_BASE_PROT="1")):
+        assert refused.returncode == 2 and refused.stdout == ""
+        assert refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+    assert stage("--lim", "7").returncode == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_a_name_given_to_make_reaches_the_stage_or_is_refused(tmp_path):
+    script = (
+        "import settings, sys; sys.argv[1:] = []; s, _ = settings.from_command_line('Says.'); print(s.LIMIT, s.MODEL)"
+    )
+    (tmp_path / "say.py").write_text(script)
+    (tmp_path / "Makefile").write_text(
+        f"say:\n\t@PYTHONPATH={settings.ROOT}/scripts {sys.executable} {tmp_path}/say.py\n"
+    )
+
+    def make(*arguments):
+        environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+        command = ["make", "-C", str(tmp_path), "--no-print-directory", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    assert make("LIMIT=4", "MODEL=a B=c").stdout == "4 a B=c\n"
+    for argument in ("LIMITS=4", "limit=4", "LIMITS:=4"):
+        refused = make(argument)
+        assert refused.returncode and "error: make: " in refused.stderr and "LIMIT" in refused.stderr
