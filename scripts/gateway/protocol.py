@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from rows import RowError, check_values, to_run_request
+from rows import RowError, check_row, check_values, to_run_request
 
 PROTOCOL = "relax-nemo-gym/v1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
@@ -168,7 +168,10 @@ class Registry:
 
     def digest(self, payload):
         """Hash by which a repeated create is known: `30` and `30.0` are the same, key order is none."""
-        canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
+        try:
+            canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
+        except (orjson.JSONEncodeError, RecursionError):
+            raise unfit("environment", "is nested too deep") from None
         return hashlib.blake2b(canonical, key=self.salt, digest_size=32).hexdigest()
 
     def _check_registered(self, create):
@@ -188,9 +191,14 @@ class Registry:
             row = to_run_request(create.environment.task)
         except RowError as error:
             raise unfit(_task_field(error.key), error.message) from None
-        params = row["responses_create_params"] | create.generation.responses_create_params
+        overrides = create.generation.responses_create_params
+        params = row["responses_create_params"] | overrides
         try:
             self.check_params(params)
+            if overrides:
+                check_row(row | {"responses_create_params": params})
+        except RowError as error:
+            raise unfit(f"generation.{error.key}", error.message) from None
         except ValidationError as error:
             field, message = _first(error)
             raise unfit(_task_field(f"responses_create_params.{field}"), message) from None
@@ -215,18 +223,14 @@ class Registry:
         try:
             if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
                 raise ValueError("holds characters that are not part of a URL")
-            parts = urlsplit(text)
+            parts = _split(text)
             if parts.scheme not in ("http", "https"):
                 raise ValueError("is neither http nor https")
             if "@" in parts.netloc or "?" in text or "#" in text:
                 raise ValueError("holds user info, a query or a fragment")
-            port = parts.port if parts.port is not None else {"http": 80, "https": 443}[parts.scheme]
-            address = _address(parts.hostname)
-            if port == 0 or parts.netloc.endswith(":"):
-                raise ValueError("has no valid port")
+            address, port = _address(parts.hostname), _port(parts)
         except ValueError as error:
-            reason = str(error) if "does not appear" not in str(error) else "has a host that is no IP address literal"
-            raise ApiError(400, "callback_not_allowed", f"the address {reason}", "model_endpoint.base_url") from None
+            raise ApiError(400, "callback_not_allowed", f"the address {error}", "model_endpoint.base_url") from None
         self._check_network(address, port, from_loopback)
         host = f"[{address}]" if address.version == 6 else str(address)
         return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/v1/responses"
@@ -259,11 +263,32 @@ class Registry:
         return True
 
 
+def _split(text):
+    # The messages of the library would show parts of the address.
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise ValueError("has a host that is no IP address literal") from None
+
+
+def _port(parts):
+    try:
+        port = {"http": 80, "https": 443}[parts.scheme] if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if port == 0 or parts.netloc.endswith(":"):
+        raise ValueError("has no valid port")
+    return port
+
+
 def _address(host):
     """IP address of a literal host; an IPv4 address in IPv6 clothes is the IPv4 address."""
     if not host or "%" in host:
         raise ValueError("has no usable host")
-    address = ipaddress.ip_address(host)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError("has a host that is no IP address literal") from None
     return getattr(address, "ipv4_mapped", None) or address
 
 
