@@ -1,0 +1,492 @@
+"""Create payloads: what is taken, what is refused and how, and that no message shows a secret."""
+
+import copy
+import ipaddress
+import json
+from importlib import metadata
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
+
+import rows
+from gateway.protocol import PROTOCOL, ROLLOUT_KEY, ApiError, Registry, parse_json
+
+EXAMPLE = Path(
+    metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")
+)
+ROW = rows.read_rows(EXAMPLE, 1)[0]
+SESSION_ID, API_KEY, HEADER = "session-SECRET", "key-SECRET", "header-SECRET"
+OWN_PORTS = set(range(29000, 29005))
+DELETE = object()
+NAMES = ["10.0.0.0/8", "fd00::/8", "192.0.2.7/32"]
+
+
+def registry(networks=NAMES, salt=b"s" * 32):
+    check = NeMoGymResponseCreateParamsNonStreaming.model_validate
+    return Registry([ipaddress.ip_network(name) for name in networks], OWN_PORTS, check, salt)
+
+
+def payload(**changes):
+    """A payload that passes, with changes by dotted path (`session__attempt=2`)."""
+    made = {
+        "protocol_version": PROTOCOL,
+        "request_id": "relax-1",
+        "session": {"session_id": SESSION_ID, "group_id": "g", "rollout_mode": "train", "attempt": 1},
+        "environment": {
+            "name": "workplace_assistant",
+            "config": "workplace-assistant-v1",
+            "task": copy.deepcopy(ROW),
+        },
+        "model_endpoint": {
+            "base_url": "http://10.0.0.5:8000/agentic_api",
+            "api_key": API_KEY,
+            "model": "model",
+            "headers": {"X-Extra": HEADER},
+        },
+        "generation": {"responses_create_params": {}, "sampling_params": {}},
+        "interrupt_policy": "protected",
+        "deadline_s": 600,
+        "lease_s": 60,
+        "metadata": {},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = made
+        for name in parents:
+            place = place[name]
+        if value is DELETE:
+            del place[last]
+        else:
+            place[last] = value
+    return made
+
+
+def taken(from_loopback=False, networks=NAMES, **changes):
+    return registry(networks).request(payload(**changes), from_loopback)
+
+
+def refused(from_loopback=False, networks=NAMES, **changes):
+    with pytest.raises(ApiError) as error:
+        registry(networks).request(payload(**changes), from_loopback)
+    assert "SECRET" not in json.dumps(error.value.body())
+    return error.value
+
+
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+# --- what is taken -------------------------------------------------------------------------
+
+
+def test_a_payload_becomes_what_is_run_and_where():
+    request = taken()
+    assert request.request_id == "relax-1"
+    assert (request.deadline_s, request.lease_s) == (600, 60)
+    assert request.run_request == ROW
+    assert request.endpoint.url == "http://10.0.0.5:8000/agentic_api/v1/responses"
+    assert request.endpoint.model == "model"
+    assert request.endpoint.headers == {"X-Extra": HEADER, "Authorization": f"Bearer {API_KEY}"}
+    assert "SECRET" not in repr(request)
+
+
+def test_what_may_be_left_out_has_its_meaning():
+    request = taken(
+        session__group_id=DELETE,
+        session__attempt=DELETE,
+        model_endpoint__api_key=DELETE,
+        model_endpoint__headers=DELETE,
+        generation=DELETE,
+        interrupt_policy=DELETE,
+        metadata=DELETE,
+    )
+    assert request.endpoint.headers == {"Authorization": f"Bearer {SESSION_ID}"}
+    assert request.sampling_params == {} and request.run_request == ROW
+
+
+def test_fields_to_come_are_passed_over():
+    assert taken(something_new={"a": 1}, session__new=1, environment__new=1, model_endpoint__new=1)
+
+
+def test_the_key_header_and_its_prefix_may_be_chosen():
+    request = taken(model_endpoint__api_key_header="X-Api-Key", model_endpoint__api_key_prefix="")
+    assert request.endpoint.headers == {"X-Extra": HEADER, "X-Api-Key": API_KEY}
+
+
+@pytest.mark.parametrize("row", rows.read_rows(EXAMPLE), ids=lambda row: str(row["id"]))
+def test_both_shapes_of_a_task_give_the_same_run_request(row):
+    relax = rows.to_relax(row)
+    session = {"messages": relax["input"], "metadata": relax["metadata"]}
+    assert taken(environment__task=session).run_request == taken(environment__task=row).run_request == row
+
+
+def test_the_rows_own_metadata_and_instructions_stay_in_both_shapes():
+    row = copy.deepcopy(ROW)
+    row["responses_create_params"] |= {"metadata": {"mine": "kept"}, "instructions": "be brief", "temperature": 0.5}
+    relax = rows.to_relax(row)
+    for task in (row, {"messages": relax["input"], "metadata": relax["metadata"]}):
+        assert taken(environment__task=task).run_request == row
+
+
+def test_generation_goes_over_the_rows_parameters_and_leaves_the_payload_alone():
+    made = payload(generation__responses_create_params={"temperature": 0.2, "max_output_tokens": 9})
+    before = copy.deepcopy(made)
+    params = registry().request(made, False).run_request["responses_create_params"]
+    assert params == ROW["responses_create_params"] | {"temperature": 0.2, "max_output_tokens": 9}
+    assert made == before
+
+
+def test_sampling_parameters_are_handed_on():
+    assert taken(generation__sampling_params={"top_p": 0.9}).sampling_params == {"top_p": 0.9}
+
+
+# --- what is refused -----------------------------------------------------------------------
+
+UNFIT = [
+    ("protocol_version", DELETE, "protocol_version"),
+    ("protocol_version", "relax-nemo-gym/v2", "protocol_version"),
+    ("request_id", DELETE, "request_id"),
+    ("request_id", "", "request_id"),
+    ("request_id", "a/b", "request_id"),
+    ("request_id", "a\n", "request_id"),
+    ("request_id", "é", "request_id"),
+    ("request_id", "x" * 201, "request_id"),
+    ("request_id", 7, "request_id"),
+    ("session", DELETE, "session"),
+    ("session", [], "session"),
+    ("session__session_id", DELETE, "session.session_id"),
+    ("session__session_id", "", "session.session_id"),
+    ("session__session_id", "a SECRET", "session.session_id"),
+    ("session__session_id", "SECRET\r\nX: 1", "session.session_id"),
+    ("session__session_id", "SECRET\0", "session.session_id"),
+    ("session__session_id", "SECRETé", "session.session_id"),
+    ("session__session_id", "SECRET" * 1000, "session.session_id"),
+    ("session__group_id", 3, "session.group_id"),
+    ("session__rollout_mode", "test", "session.rollout_mode"),
+    ("session__rollout_mode", DELETE, "session.rollout_mode"),
+    ("session__attempt", 0, "session.attempt"),
+    ("session__attempt", "1", "session.attempt"),
+    ("session__attempt", 1.5, "session.attempt"),
+    ("environment", DELETE, "environment"),
+    ("environment", "workplace_assistant", "environment"),
+    ("environment__name", None, "environment.name"),
+    ("environment__config", DELETE, "environment.config"),
+    ("environment__task", DELETE, "environment.task"),
+    ("environment__task", [], "environment.task"),
+    ("environment__task", {}, "environment.task.responses_create_params"),
+    ("environment__task__id", "7", "environment.task.id"),
+    ("environment__task__ground_truth", None, "environment.task.ground_truth"),
+    ("environment__task__responses_create_params__input", 7, "environment.task.responses_create_params.input"),
+    ("environment__task", {"messages": "hello"}, "environment.task.metadata"),
+    ("environment__new", nested(300), "environment"),
+    ("environment__new", nested(1000), "environment"),
+    ("environment__task__new", nested(70), "environment.task.new."),
+    ("environment__task__new", nested(300), "environment"),
+    ("model_endpoint", DELETE, "model_endpoint"),
+    ("model_endpoint__base_url", DELETE, "model_endpoint.base_url"),
+    ("model_endpoint__base_url", 7, "model_endpoint.base_url"),
+    ("model_endpoint__base_url", "http://10.0.0.5/" + "a" * 2048, "model_endpoint.base_url"),
+    ("model_endpoint__api_key", "", "model_endpoint.api_key"),
+    ("model_endpoint__api_key", "SECRET\n", "model_endpoint.api_key"),
+    ("model_endpoint__model", "", "model_endpoint.model"),
+    ("model_endpoint__model", "m" * 257, "model_endpoint.model"),
+    ("model_endpoint__api_key_header", "X Y", "model_endpoint.api_key_header"),
+    ("model_endpoint__api_key_header", "Host", "model_endpoint.api_key_header"),
+    ("model_endpoint__api_key_header", "content-length", "model_endpoint.api_key_header"),
+    ("model_endpoint__api_key_prefix", "SECRET\n", "model_endpoint.api_key_prefix"),
+    ("model_endpoint__headers", {"Connection": "close"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"Transfer-Encoding": "chunked"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"authorization": "SECRET"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"X": "SECRET\r\nY: 1"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"X": "SECRET\0"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"X": "SECRETé"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"X: SECRET": "1"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"": "SECRET"}, "model_endpoint.headers"),
+    ("model_endpoint__headers", {"X": 1}, "model_endpoint.headers.X"),
+    ("model_endpoint__headers", {f"X-{n}": "SECRET" for n in range(33)}, "model_endpoint.headers"),
+    ("generation", None, "generation"),
+    ("generation__responses_create_params", [], "generation.responses_create_params"),
+    ("generation__sampling_params", [], "generation.sampling_params"),
+    ("generation__sampling_params", nested(70), "generation.sampling_params."),
+    ("interrupt_policy", "", "interrupt_policy"),
+    ("deadline_s", DELETE, "deadline_s"),
+    ("deadline_s", 0, "deadline_s"),
+    ("deadline_s", -1, "deadline_s"),
+    ("deadline_s", "600", "deadline_s"),
+    ("deadline_s", True, "deadline_s"),
+    ("deadline_s", float("nan"), "deadline_s"),
+    ("deadline_s", float("inf"), "deadline_s"),
+    ("lease_s", DELETE, "lease_s"),
+    ("lease_s", 0, "lease_s"),
+    ("lease_s", None, "lease_s"),
+    ("metadata", [], "metadata"),
+    ("metadata", {"a": float("nan")}, "metadata.a"),
+    ("metadata", {"a": "\ud800"}, "metadata.a"),
+    ("metadata", nested(70), "metadata."),
+    ("metadata", nested(2000), "metadata."),
+    ("new", {"a": 2**70}, "new.a"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "field"), UNFIT, ids=[f"{n}-{case[0]}" for n, case in enumerate(UNFIT)])
+def test_each_field_off_its_shape_is_refused_by_name(path, value, field):
+    error = refused(**{path: value})
+    assert (error.status, error.code) == (422, "invalid_payload")
+    assert error.field == field or (field.endswith(".") and error.field.startswith(field))
+    assert error.message and len(error.message) < 300 and len(error.field) < 300
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "field"),
+    [
+        ("environment__name", "other", "environment_not_registered", "environment"),
+        ("environment__config", "workplace-assistant-v2", "environment_not_registered", "environment"),
+        ("interrupt_policy", "free", "policy_not_allowed", "interrupt_policy"),
+        ("deadline_s", 1800.5, "deadline_not_allowed", "deadline_s"),
+        ("lease_s", 1801, "deadline_not_allowed", "lease_s"),
+    ],
+)
+def test_what_is_not_registered_is_a_400(path, value, code, field):
+    error = refused(**{path: value})
+    assert (error.status, error.code, error.field) == (400, code, field)
+    assert taken(deadline_s=1800, lease_s=1800)
+
+
+@pytest.mark.parametrize("name", ["input", "tools", "model", "metadata", "instructions", "stream"])
+def test_sampling_parameters_do_not_replace_what_the_gateway_sets(name):
+    error = refused(generation__sampling_params={"top_p": 1, name: "x"})
+    assert error.field == f"generation.sampling_params.{name}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"tools": [{"type": "function", "name": "verify", "parameters": {}, "strict": False}]},
+        {"tools": [{"type": "function", "name": "x/../verify", "parameters": {}, "strict": False}]},
+        {"tools": [{"type": "function", "name": "seed_session", "parameters": {}, "strict": False}]},
+        {"input": []},
+    ],
+)
+def test_an_override_is_held_to_the_rules_of_a_row(overrides):
+    error = refused(generation__responses_create_params=overrides)
+    assert error.status == 422 and error.field.startswith("generation.responses_create_params.")
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": "SECRET"}, {"metadata": {"a": 1}}, {"no_such_parameter": 1}, {"stream": "SECRET"}]
+)
+def test_parameters_that_nemo_gym_would_refuse_are_refused_first(params):
+    assert refused(generation__responses_create_params=params).status == 422
+    task = {**ROW, "responses_create_params": ROW["responses_create_params"] | params}
+    assert refused(environment__task=task).status == 422
+
+
+def test_nobody_brings_a_rollout_id_of_their_own():
+    own = {"metadata": {ROLLOUT_KEY: "x"}}
+    assert refused(generation__responses_create_params=own).status == 422
+    task = {**ROW, "responses_create_params": ROW["responses_create_params"] | own}
+    assert refused(environment__task=task).status == 422
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+PATHS = sorted({path for path, *_ in UNFIT if not path.endswith("new")})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(PATHS), JSON, min_size=1, max_size=2))
+def test_no_value_anywhere_is_more_than_a_refusal(changes):
+    deepest_first = dict(sorted(changes.items(), key=lambda change: -change[0].count("__")))
+    try:
+        request = registry().request(payload(**deepest_first), False)
+    except ApiError as error:
+        assert error.status in (400, 422) and error.field
+    else:
+        orjson.dumps(request.run_request), orjson.dumps(request.sampling_params)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'"text"',
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_a_body_that_is_no_json_object_is_a_422(body):
+    with pytest.raises(ApiError) as error:
+        parse_json(body)
+    assert (error.value.status, error.value.field) == (422, "(body)")
+
+
+# --- where model calls may go ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("http://10.0.0.5:8000/agentic_api", "http://10.0.0.5:8000/agentic_api/v1/responses"),
+        ("http://10.0.0.5:8000/agentic_api/", "http://10.0.0.5:8000/agentic_api/v1/responses"),
+        ("http://10.255.255.255", "http://10.255.255.255:80/v1/responses"),
+        ("https://10.0.0.5", "https://10.0.0.5:443/v1/responses"),
+        ("HTTP://10.0.0.5:1/", "http://10.0.0.5:1/v1/responses"),
+        ("http://192.0.2.7:65535", "http://192.0.2.7:65535/v1/responses"),
+        ("http://[fd00::0001]:8000", "http://[fd00::1]:8000/v1/responses"),
+        ("http://[::ffff:10.0.0.5]:8000", "http://10.0.0.5:8000/v1/responses"),
+        ("http://[::ffff:a00:5]:8000", "http://10.0.0.5:8000/v1/responses"),
+        ("http://10.0.0.5:29000", "http://10.0.0.5:29000/v1/responses"),
+    ],
+)
+def test_an_address_in_a_listed_network_is_taken(base_url, url):
+    assert taken(model_endpoint__base_url=base_url).endpoint.url == url
+
+
+@pytest.mark.parametrize("from_loopback", [False, True])
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "http://11.0.0.5:8000",
+        "http://192.0.2.8",
+        "http://169.254.169.254/latest",
+        "http://0.0.0.0:8000",
+        "http://[::]:8000",
+        "http://[fe80::1]:8000",
+        "http://[::10.0.0.5]:8000",
+        "http://[64:ff9b::a00:5]:8000",
+        "http://[::ffff:11.0.0.5]:8000",
+        "http://[fd00::1%eth0]:8000",
+        "http://[fd00::1%25eth0]:8000",
+        "http://trainer:8000",
+        "http://localhost:8000",
+        "http://10.0.0.5.example.com",
+        "http://167772165:8000",
+        "http://0xa000005:8000",
+        "http://0x0a.0.0.5",
+        "http://010.0.0.5",
+        "http://10.5",
+        "http://10.0.0.5.",
+        "http://[10.0.0.5]:8000",
+        "http://10.0.0.5@11.0.0.5",
+        "http://SECRET:SECRET@10.0.0.5",
+        "http://@10.0.0.5",
+        "http://10.0.0.5#SECRET",
+        "http://10.0.0.5/?key=SECRET",
+        "http://10.0.0.5/#",
+        "http://10.0.0.5?",
+        "http://11.0.0.5\\@10.0.0.5",
+        "http://10.0.0.5:0",
+        "http://10.0.0.5:",
+        "http://10.0.0.5:99999",
+        "http://10.0.0.5:SECRET",
+        "http://10.0.0.5:-1",
+        "http://10.0.0.5:+80",
+        "http://10.0.0.5:8_0",
+        "http://10.0.0.5: 80",
+        "http://10.0.0.5:８０",
+        "http://10.0.0.5 /",
+        "http://10.0.0.5\t/",
+        "http://10.0.0.5\n",
+        " http://10.0.0.5",
+        "http://１０.0.0.5",
+        "http://[::1",
+        "http://::1]",
+        "http://[v1.a]:80",
+        "http://",
+        "http:///v1",
+        "http:10.0.0.5",
+        "//10.0.0.5",
+        "10.0.0.5:8000",
+        "ftp://10.0.0.5",
+        "file:///etc/passwd",
+        "unix://10.0.0.5/sock",
+    ],
+)
+def test_every_other_address_is_refused_without_being_resolved_or_shown(base_url, from_loopback, monkeypatch):
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("a name was resolved"))
+    error = refused(from_loopback, model_endpoint__base_url=base_url)
+    assert (error.status, error.code, error.field) == (400, "callback_not_allowed", "model_endpoint.base_url")
+
+
+LOOPBACKS = ["http://127.0.0.1:8000", "http://127.255.0.9:8000", "http://[::1]:8000", "http://[::ffff:127.0.0.1]:8000"]
+
+
+@pytest.mark.parametrize("base_url", LOOPBACKS)
+def test_loopback_is_for_requests_that_came_over_loopback(base_url):
+    assert taken(from_loopback=True, model_endpoint__base_url=base_url)
+    assert taken(from_loopback=True, networks=[], model_endpoint__base_url=base_url)
+    assert refused(from_loopback=False, model_endpoint__base_url=base_url).code == "callback_not_allowed"
+    assert taken(from_loopback=False, networks=["127.0.0.0/8", "::1/128"], model_endpoint__base_url=base_url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"])
+def test_the_graphs_own_ports_are_no_model_api(host):
+    for port in OWN_PORTS:
+        error = refused(True, ["0.0.0.0/1", "::/1"], model_endpoint__base_url=f"http://{host}:{port}")
+        assert "own" in error.message
+
+
+def test_secrets_are_taken_out_of_a_text_the_longest_first():
+    endpoint = taken(session__session_id="SECRET", model_endpoint__api_key="SECRET-longer").endpoint
+    assert endpoint.redact(f"a SECRET-longer b SECRET c {HEADER}") == "a *** b *** c ***"
+
+
+# --- repeated creates ------------------------------------------------------------------------
+
+
+def test_the_same_payload_in_other_words_has_the_same_digest():
+    made = payload()
+    backwards = dict(reversed(made.items())) | {"session": dict(reversed(made["session"].items()))}
+    digests = {taken(deadline_s=value).digest for value in (600, 600.0)}
+    assert (
+        digests == {registry().request(backwards, False).digest} == {registry().digest(parse_json(orjson.dumps(made)))}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"deadline_s": 601},
+        {"lease_s": 60.5},
+        {"session__attempt": 2},
+        {"session__session_id": "other"},
+        {"model_endpoint__api_key": "other"},
+        {"metadata": {"a": True}},
+        {"metadata": {"a": 1}},
+        {"metadata": {"a": "1"}},
+        {"environment__task__id": 8},
+        {"new": 1},
+    ],
+    ids=str,
+)
+def test_every_other_payload_has_another_digest(changes):
+    assert taken(**changes).digest != taken().digest
+
+
+def test_a_digest_tells_true_from_one_and_nothing_without_the_salt():
+    assert taken(metadata={"a": True}).digest != taken(metadata={"a": 1}).digest
+    assert registry(salt=b"a" * 32).digest(payload()) != registry(salt=b"b" * 32).digest(payload())
+
+
+def test_an_error_has_one_shape():
+    assert ApiError(422, "code", "message", "field").body() == {
+        "error": {"code": "code", "message": "message", "field": "field"}
+    }
+    assert ApiError(404, "code", "message").body() == {"error": {"code": "code", "message": "message"}}
