@@ -3,8 +3,9 @@
 import json
 import struct
 
-import fetch_model
 import pytest
+
+import fetch_model
 from local_hub import Hub, only_error, run_stage
 
 COMMIT = "3" * 40

@@ -10,8 +10,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import prepare_data
 import pytest
+
+import prepare_data
 import rows
 from local_hub import SCRIPTS, Hub, only_error, run_stage
 from terminal import Failure

@@ -6,9 +6,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import rows
 from terminal import Failure
 
 EXAMPLE = Path(
