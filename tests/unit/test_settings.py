@@ -262,8 +262,8 @@ def test_a_program_among_variables_of_others_checks_only_its_own():
 # --- the command line ------------------------------------------------------------------------
 
 
-def stage(*arguments, make=False, **environment):
-    """Run a stage that prints LIMIT, as a program or below a real make."""
+def stage(*arguments, **environment):
+    """Run a stage that prints LIMIT and SPLIT."""
     code = "import settings; s, a = settings.from_command_line('Says.', 'LIMIT', 'SPLIT'); print(s.LIMIT, s.SPLIT)"
     command = [sys.executable, "-c", code, *arguments]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
