@@ -63,8 +63,8 @@ def check_ports(settings):
     base = settings.GYM_BASE_PORT
     if base <= settings.GYM_RAY_PORT < base + PORTS_TAKEN:
         raise Failure(
-            f"GYM_RAY_PORT={settings.GYM_RAY_PORT} lies in {base}..{base + PORTS_TAKEN - 1}, which GYM_BASE_PORT={base} "
-            "takes for the graph; choose another GYM_RAY_PORT"
+            f"GYM_RAY_PORT={settings.GYM_RAY_PORT} lies in the {PORTS_TAKEN} ports from GYM_BASE_PORT={base} that are "
+            "the graph's own; choose another GYM_RAY_PORT"
         )
     graph = [settings.port(name) for name in PORT_OFFSETS]
     local.check_ports(graph, "GYM_BASE_PORT")
