@@ -16,11 +16,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import accept
-import local
 import rollout_dump
 import rows
 import settings as variables
@@ -57,7 +55,7 @@ class Smoke:
         self.results = []
         self.stages = {
             "data": self.data,
-            "graph": self.graph,
+            "graph": lambda: self.script("gym_up.py"),
             "verifier contract": lambda: self.script("verify_verifier.py"),
             "deterministic trial": lambda: self.script("verify_trial.py"),
             "Ray job": lambda: self.script("submit.py"),
@@ -108,31 +106,6 @@ class Smoke:
             self.script("prepare_data.py")
         path = self.settings.rows_path()
         return f"{len(rows.read_rows(path, self.settings.LIMIT))} rows"
-
-    def graph(self):
-        """Bring the graph up; the rehearsal's Ray, which also takes its time to start, beside it."""
-        over = threading.Event()
-        ray = threading.Thread(target=self._start_ray, args=(over,), daemon=True)
-        if not self.settings.RAY_ADDRESS:
-            ray.start()
-        try:
-            self.script("gym_up.py")
-        finally:
-            over.set()
-        if ray.ident:
-            ray.join()
-
-    def _start_ray(self, graph_over):
-        # Two Rays that start at one moment may both miss Ray's own limit of 30 s: the graph's goes first.
-        graphs_ray = local.PrivateRay(self.settings, "gym")
-        while not graphs_ray.answers():
-            if graph_over.wait(0.2):
-                return
-        try:
-            local.PrivateRay(self.settings, "rehearsal").start()
-        except Failure:
-            # The stage that needs it starts it again and says what is wrong.
-            return
 
     def dump(self):
         return accept.newest_dump(self.settings, self.started)

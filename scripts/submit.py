@@ -59,7 +59,8 @@ def dashboard_url(settings):
         from local import PrivateRay
 
         ray = PrivateRay(settings, "rehearsal")
-        ray.start()
+        with terminal.stage("rehearsal Ray") as stage:
+            ray.start(stage.detail)
         return ray.dashboard_url
     host = urlsplit(f"//{settings.RAY_ADDRESS}").hostname
     if not host or "/" in settings.RAY_ADDRESS:
