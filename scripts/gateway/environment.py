@@ -72,9 +72,9 @@ class Environment:
                 while True:
                     try:
                         async with self.http.request(method, url) as answer:
-                            if answer.status == 200:
-                                return (await answer.json()).get("clean") is True, ""
-                            reason = f"answered {answer.status}"
+                            if answer.status == 200 and isinstance(body := await answer.json(), dict):
+                                return body.get("clean") is True, ""
+                            reason = f"answered {answer.status}" if answer.status != 200 else "answered no object"
                     except (aiohttp.ClientError, OSError, ValueError) as error:
                         reason = f"failed: {type(error).__name__}"
                     await asyncio.sleep(RETRY_EVERY_S)
@@ -97,7 +97,7 @@ class Environment:
     async def _look_at_resource(self):
         url = f"{self.resource_url}/sessions"
         answer = await self._probe(url)
-        known = isinstance(answer, dict) and "epoch" in answer
+        known = isinstance(answer, dict) and {"open", "epoch"} <= answer.keys()
         if answer is REFUSED and self.up["resource"]:
             self.on_lost(failed("agent_error", "resource_server_lost", f"GET {url}: connection refused"))
         elif known and self.epoch not in (None, answer["epoch"]):
