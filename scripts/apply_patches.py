@@ -57,10 +57,14 @@ def read_sums():
     return known
 
 
+def is_in(state, tree, known):
+    return all(digest(tree / name) in states[state] for name, states in known.items())
+
+
 def tree_state(tree, known):
     """ "pristine" or "patched"; raises Failure that names the first file which is neither."""
     for state in ("patched", "pristine"):
-        if all(digest(tree / name) in states[state] for name, states in known.items()):
+        if is_in(state, tree, known):
             return state
     for name, states in known.items():
         if digest(tree / name) not in states["pristine"] | states["patched"]:
@@ -89,13 +93,16 @@ def apply(tree):
     known = read_sums()
     if tree_state(tree, known) == "patched":
         return False
-    with tempfile.TemporaryDirectory(dir=tree, prefix=".patching-") as folder:
-        scratch = Path(folder)
-        patched_copy(tree, known, scratch)
-        if tree_state(scratch, known) != "patched":
-            raise Failure(f"patches/ do not give what {SUMS.name} lists; run: scripts/apply_patches.py --record")
-        for name in known:
-            os.replace(scratch / name, tree / name)
+    try:
+        with tempfile.TemporaryDirectory(dir=tree, prefix=".patching-") as folder:
+            scratch = Path(folder)
+            patched_copy(tree, known, scratch)
+            if not is_in("patched", scratch, known):
+                raise Failure(f"patches/ do not give what {SUMS.name} lists; run: scripts/apply_patches.py --record")
+            for name in known:
+                os.replace(scratch / name, tree / name)
+    except OSError as error:
+        raise Failure(f"{tree} cannot be patched: {error}") from None
     return True
 
 
