@@ -1,0 +1,229 @@
+"""Patching NeMo Gym's tree: from the files as released to the patched ones, whole or not at all."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import apply_patches
+from apply_patches import apply, installed_tree, patch_files, read_sums, tree_state
+from terminal import Failure
+
+SCRIPT = Path(apply_patches.__file__)
+APP = "resources_servers/workplace_assistant/app.py"
+ADDED = "resources_servers/workplace_assistant/sessions.py"
+AGENT = "responses_api_agents/simple_agent/app.py"
+
+
+def git_apply(tree, *options):
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    subprocess.run(["git", "apply", *options], cwd=tree, env=environment, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """The touched servers as released, got back from the installed ones, which are patched."""
+    tree = tmp_path_factory.mktemp("released")
+    installed = installed_tree()
+    if tree_state(installed, read_sums()) != "patched":
+        pytest.skip("the installed nemo-gym is not patched: make setup")
+    for name in read_sums():
+        folder = Path(name).parent
+        shutil.copytree(
+            installed / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__", ".venv"), dirs_exist_ok=True
+        )
+    for patch in reversed(patch_files()):
+        git_apply(tree, "-R", str(patch))
+    return tree
+
+
+@pytest.fixture
+def tree(released, tmp_path):
+    return shutil.copytree(released, tmp_path / "tree")
+
+
+def contents(tree):
+    return {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+def installed_contents(names):
+    return {name: (installed_tree() / name).read_bytes() for name in names}
+
+
+def test_a_released_tree_becomes_the_installed_one_and_nothing_else_in_it_changes(tree):
+    before = contents(tree)
+    assert tree_state(tree, read_sums()) == "pristine" and not (tree / ADDED).exists()
+    assert apply(tree) is True
+    after = contents(tree)
+    assert {name for name in after if after[name] != before.get(name)} == {Path(name) for name in read_sums()}
+    assert {name: (tree / name).read_bytes() for name in read_sums()} == installed_contents(read_sums())
+
+
+def test_a_second_call_changes_nothing(tree):
+    apply(tree)
+    before, moments = contents(tree), {name: (tree / name).stat().st_mtime_ns for name in read_sums()}
+    assert apply(tree) is False
+    assert contents(tree) == before
+    assert {name: (tree / name).stat().st_mtime_ns for name in read_sums()} == moments
+
+
+def test_files_linked_to_a_cache_are_replaced_and_not_written_through(tree, tmp_path):
+    kept = (tree / APP).read_bytes()
+    os.link(tree / APP, tmp_path / "cached.py")
+    apply(tree)
+    assert (tmp_path / "cached.py").read_bytes() == kept != (tree / APP).read_bytes()
+
+
+@pytest.mark.parametrize("name", [APP, AGENT])
+def test_a_file_that_is_neither_is_refused_by_name_before_and_after(tree, name):
+    for _ in ("released", "patched"):
+        good = (tree / name).read_bytes()
+        (tree / name).write_bytes(good + b"\n# mine\n")
+        before = contents(tree)
+        with pytest.raises(Failure, match=rf"{name} is neither .*make setup"):
+            apply(tree)
+        assert contents(tree) == before
+        (tree / name).write_bytes(good)
+        apply(tree)
+
+
+def test_a_file_that_is_missing_or_in_the_way_is_refused_by_name(tree):
+    (tree / ADDED).write_text("# somebody else's\n")
+    with pytest.raises(Failure, match="sessions.py is neither"):
+        apply(tree)
+    (tree / ADDED).unlink()
+    (tree / AGENT).unlink()
+    with pytest.raises(Failure, match="simple_agent/app.py is neither"):
+        apply(tree)
+
+
+@pytest.mark.parametrize("name", [APP, ADDED, AGENT])
+def test_a_tree_patched_in_part_is_refused(tree, name):
+    (tree / name).write_bytes((installed_tree() / name).read_bytes())
+    before = contents(tree)
+    with pytest.raises(Failure, match="patched in part; reinstall: .*make setup"):
+        apply(tree)
+    assert contents(tree) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("moment", ["patched_copy", "replace"])
+def test_an_interrupted_call_leaves_the_tree_as_it_was(tree, monkeypatch, moment, error):
+    def interrupted(*_, **__):
+        raise error
+
+    before = contents(tree)
+    monkeypatch.setattr(*((apply_patches, moment) if moment == "patched_copy" else (os, moment)), interrupted)
+    with pytest.raises((KeyboardInterrupt, Failure)):
+        apply(tree)
+    assert contents(tree) == before
+    assert not list(tree.glob(".patching-*"))
+    monkeypatch.undo()
+    assert apply(tree) is True
+
+
+def test_a_kill_in_the_middle_leaves_a_tree_that_can_be_patched(tree):
+    code = (
+        "import os, sys, apply_patches, pathlib\n"
+        "apply_patches.subprocess.run = lambda *_, **__: os._exit(9)\n"
+        "apply_patches.apply(pathlib.Path(sys.argv[1]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    killed = subprocess.run([sys.executable, "-c", code, str(tree)], env=environment)
+    assert killed.returncode == 9
+    assert tree_state(tree, read_sums()) == "pristine"
+    assert apply(tree) is True and tree_state(tree, read_sums()) == "patched"
+
+
+def test_patches_that_give_something_else_than_listed_change_nothing(tree, monkeypatch, tmp_path):
+    other = tmp_path / "patches"
+    shutil.copytree(apply_patches.PATCHES, other)
+    patch = sorted(other.glob("*.patch"))[0]
+    patch.write_text(patch.read_text().replace("This rollout has ended.", "This rollout is over."))
+    monkeypatch.setattr(apply_patches, "PATCHES", other)
+    before = contents(tree)
+    with pytest.raises(Failure, match="--record"):
+        apply(tree)
+    assert contents(tree) == before
+    patch.write_text(patch.read_text().replace("Dict[str, Any]", "Dict[str, None]"))
+    with pytest.raises(Failure, match=f"{patch.name} does not apply"):
+        apply(tree)
+    assert contents(tree) == before
+
+
+def test_sums_are_what_record_writes_of_the_released_tree(tree, monkeypatch, tmp_path):
+    monkeypatch.setattr(apply_patches, "SUMS", tmp_path / "SUMS")
+    apply_patches.record([tree])
+    listed = (apply_patches.PATCHES / "SHA256SUMS").read_text().splitlines()
+    assert set((tmp_path / "SUMS").read_text().splitlines()) <= set(listed)
+    assert set(read_sums()) == {APP, ADDED, AGENT} == set(apply_patches.touched_names())
+
+
+@pytest.mark.parametrize("patch", patch_files(), ids=lambda patch: patch.name)
+def test_a_patch_is_short_and_says_why(patch):
+    head, _, _ = patch.read_text().partition("diff --git")
+    assert len(head.split()) > 30 and head[0].isupper()
+
+
+def test_the_pinned_commit_takes_the_patches_too(tmp_path):
+    given = os.environ.get("NEMO_GYM_CHECKOUT")
+    if not given:
+        pytest.skip("NEMO_GYM_CHECKOUT names no clone of NeMo Gym")
+    tree = tmp_path / "tree"
+    for name in read_sums():
+        command = ["git", "show", f"{apply_patches.GYM_COMMIT}:{name}"]
+        shown = subprocess.run(command, cwd=given, capture_output=True, text=True)
+        if shown.returncode == 0:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(shown.stdout)
+    assert (tree / APP).exists(), f"{given} does not have {apply_patches.GYM_COMMIT}"
+    assert tree_state(tree, read_sums()) == "pristine"
+    assert apply(tree) is True and apply(tree) is False
+    assert (tree / APP).read_bytes() == (installed_tree() / APP).read_bytes()
+
+
+# --- the script ----------------------------------------------------------------------------
+
+
+def script(*arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+
+
+def test_the_script_says_what_it_did_and_refuses_in_one_line(tree, tmp_path):
+    first, second = script("--tree", str(tree)), script("--tree", str(tree))
+    assert first.stdout == f"NeMo Gym patched: {len(patch_files())} patches, {tree}\n"
+    assert second.stdout.startswith("NeMo Gym already patched")
+    refused = script("--tree", str(tmp_path / "nothing"))
+    assert refused.returncode == 1 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_tree_that_may_not_be_written_is_named(tree):
+    tree.chmod(0o500)
+    try:
+        refused = script("--tree", str(tree))
+    finally:
+        tree.chmod(0o700)
+    assert refused.returncode == 1 and "cannot be patched" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+# --- the fingerprint -----------------------------------------------------------------------
+
+
+def test_the_fingerprint_changes_with_code_data_and_patches_and_nothing_else(tree, monkeypatch, tmp_path):
+    first = apply_patches.fingerprint(tree)
+    assert set(first) == {"gym_commit", "nemo_gym", "pandas", "workplace_tree", "patches"}
+    assert first["nemo_gym"] == "0.4.0" and first["pandas"] == "2.3.2"
+    (tree / "resources_servers/workplace_assistant/notes.txt").write_text("x")
+    assert apply_patches.fingerprint(tree) == first
+    table = next((tree / "resources_servers/workplace_assistant").rglob("*.csv"))
+    table.write_bytes(table.read_bytes() + b"\n")
+    assert apply_patches.fingerprint(tree)["workplace_tree"] != first["workplace_tree"]
+    other = shutil.copytree(apply_patches.PATCHES, tmp_path / "patches")
+    monkeypatch.setattr(apply_patches, "PATCHES", other)
+    assert apply_patches.fingerprint(tree)["patches"] == first["patches"]
+    (other / "0009-more.patch").write_text("more")
+    assert apply_patches.fingerprint(tree)["patches"] != first["patches"]
