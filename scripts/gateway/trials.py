@@ -101,7 +101,7 @@ class Trials:
             return known
         if self.stopping:
             raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
-        if self.queued() >= self.settings.GATEWAY_QUEUE_LIMIT and self._slots.locked():
+        if len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT:
             raise ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": str(RETRY_AFTER_S)})
         live = Live(request, self.clock())
         self.live[request.request_id] = live
@@ -109,6 +109,7 @@ class Trials:
             await self.store.insert(request.request_id, request.digest, live.rollout_id, live.created)
         except sqlite3.Error as error:
             self.live.pop(request.request_id, None)
+            live.ended.set()
             if isinstance(error, sqlite3.IntegrityError):  # ended between the look and the insert
                 return await self._known(request)
             raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
@@ -225,6 +226,8 @@ class Trials:
         live.ended.set()
 
     async def _save(self, request_id):
+        if request_id not in self._unsaved:  # the trial's own task saved it while the janitor went round
+            return
         snapshot, ended = self._unsaved[request_id]
         try:
             await self.store.finish(request_id, snapshot, ended)
@@ -269,7 +272,7 @@ class Trials:
             await live.settled.wait()
         else:
             for name in live.tokens:
-                live.tokens[name] += (answer.get("usage") or {}).get(name) or 0
+                live.tokens[name] += (answer.get("usage") or {}).get(name, 0)
             return answer
 
     # --- time ------------------------------------------------------------------------------
