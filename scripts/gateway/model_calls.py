@@ -53,7 +53,7 @@ class ModelCalls:
             self.check_answer(answer)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-            where = ".".join(str(part) for part in first["loc"] if not str(part)[0].isupper())
+            where = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper())
             raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {where}: {first['msg']}") from None
         calls = sum(item["type"] == "function_call" for item in answer["output"])
         if calls > self.settings.GATEWAY_MAX_CALLS_PER_ANSWER:
@@ -116,7 +116,7 @@ class ModelCalls:
 
 def _excerpt(endpoint, text):
     # Redacted before it is cut: a cut secret would no longer be recognised.
-    shown = " ".join(endpoint.redact(text[:65536].decode(errors="replace")).split())[:EXCERPT]
+    shown = " ".join(endpoint.redact(text.decode(errors="replace")).split())[:EXCERPT]
     return f": {shown}" if shown else ""
 
 
@@ -150,13 +150,15 @@ def complete(answer):
 
 def _complete_usage(usage):
     for name in ("input_tokens", "output_tokens"):
-        if usage.get(name) is None:
-            usage[name] = 0
-    if usage.get("total_tokens") is None:
-        usage["total_tokens"] = usage["input_tokens"] + usage["output_tokens"]
+        usage[name] = _count(usage.get(name))
+    usage["total_tokens"] = _count(usage.get("total_tokens")) or usage["input_tokens"] + usage["output_tokens"]
     for name, inner in (("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")):
         details = usage.get(name) if isinstance(usage.get(name), dict) else {}
         usage[name] = {inner: 0} | {key: value for key, value in details.items() if value is not None}
+
+
+def _count(value):
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _complete_item(item):

@@ -110,7 +110,8 @@ class Endpoint:
 
     def redact(self, text):
         for secret in self.secrets:
-            text = text.replace(secret, "***")
+            as_json = orjson.dumps(secret)[1:-1].decode()
+            text = text.replace(secret, "***").replace(as_json, "***")
         return text
 
 
