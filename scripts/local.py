@@ -40,6 +40,7 @@ RAY_OFFSETS = {
     "ray-client-server-port": 8,
 }
 RAY_WORKER_PORTS = (20, 59)
+RAY_TRIES = 3
 
 
 def environment(settings, role):
@@ -300,6 +301,7 @@ class PrivateRay:
 
     def spawn(self):
         """Start Ray without waiting for it."""
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self.process = spawn(self.command(), self.log, environment(self.settings, self.role), self.settings.RUN_DIR)
 
     def answers(self):
@@ -317,13 +319,27 @@ class PrivateRay:
         end(running)
         self.clear()
         check_ports(self.ports(), "GYM_RAY_PORT" if self.role == "gym" else "GYM_BASE_PORT")
-        self.spawn()
-        self.wait(detail)
+        self.launch(detail)
+
+    def launch(self, detail=lambda text: None):
+        """Spawn it and wait; again when it gave up, as it does where a busy machine starts its agent late."""
+        began = time.monotonic()
+        for tries_left in reversed(range(RAY_TRIES)):
+            self.spawn()
+            try:
+                return self.wait(detail)
+            except Failure:
+                if not tries_left or time.monotonic() - began > self.settings.GYM_START_TIMEOUT_S:
+                    raise
+
+    def _says_started(self):
+        """Whether the Ray spawned here said so; its ports listen before, and also when it gives up later."""
+        return b"Ray runtime started" in self.log.read_bytes()[self._log_start :]
 
     def wait(self, detail=lambda text: None):
         """Wait until it answers, then check that it listens on loopback alone."""
         deadline = time.monotonic() + self.settings.GYM_START_TIMEOUT_S
-        while not self.answers():
+        while not (self._says_started() and self.answers()):
             if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
                 end(ours(self.settings, self.role))
                 raise Failure(f"the {self.role} Ray did not start; the end of {self.log}:\n{tail(self.log)}")

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import local
@@ -146,8 +147,7 @@ def supervise(settings):
     ray = local.PrivateRay(settings, "gym")
     graph = Graph(settings, ray.address)
     try:
-        ray.spawn()
-        ray.wait()
+        ray.launch()
         graph.start()
         end_on_signals()  # again: Ray's client sets handlers of its own
         print("graph started", flush=True)
@@ -158,7 +158,8 @@ def supervise(settings):
         return 1
     finally:
         graph.end()
-        os.killpg(ray.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(ray.process.pid, signal.SIGKILL)
 
 
 def end_on_signals():
