@@ -1,0 +1,67 @@
+"""The graph of these tests: started once, shared by all, ended also when tests fail.
+
+Its Gateway listens on every interface, so that the tests can come from beyond loopback; a token
+guards it. `test_stop.py` ends the graph and runs last.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import rows
+from apply_patches import WORKPLACE, installed_tree
+from graph import CONCURRENCY, QUEUE, Graph, own_address
+from scripted_model import ScriptedModel
+
+LAST = ("test_secrets.py", "test_stop.py")
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.chain)
+            # The first test's time holds the start of the graph.
+            item.add_marker(pytest.mark.timeout(300))
+    items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
+
+
+@pytest.fixture(scope="session")
+def example_rows():
+    return rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")
+
+
+@pytest.fixture(scope="session")
+def models():
+    with ScriptedModel() as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def graph_started(tmp_path_factory, example_rows):
+    networks = ["10.0.0.0/8", "198.51.100.0/24", "2001:db8::/32"]
+    graph = Graph(
+        tmp_path_factory.mktemp("chain") / "run",
+        example_rows[0],
+        GYM_BIND_HOST="0.0.0.0" if own_address() else "127.0.0.1",
+        WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY),
+        GATEWAY_QUEUE_LIMIT=str(QUEUE),
+        NEMO_GYM_CALLBACK_ALLOWED_NETWORKS=",".join(networks),
+        GATEWAY_MODEL_BACKOFF_S="0.1",
+        GATEWAY_MAX_ANSWER_BYTES=str(1 << 20),
+    )
+    try:
+        graph.up()
+        yield graph
+    finally:
+        result = graph.stop()
+        print(result.stdout, result.stderr, file=sys.stderr)
+
+
+@pytest.fixture
+def graph(graph_started):
+    """The graph, ready and without a live trial."""
+    graph_started.wait_ready()
+    graph_started.wait_released()
+    return graph_started
