@@ -8,6 +8,7 @@ memory with the live trial; ended trials live in the store alone.
 """
 
 import asyncio
+import copy
 import secrets
 import sqlite3
 import time
@@ -212,17 +213,19 @@ class Trials:
         return unclean
 
     async def _end(self, live, unclean):
-        live.trial.release(unclean)
-        if live.trial.outcome.reward is not None:
-            live.trial.outcome.metrics.update(live.counts())
-        snapshot, ended = live.trial.snapshot(), time.time()
+        # Shown only once it is saved: an end that somebody saw must survive a kill.
+        trial = copy.copy(live.trial)
+        trial.release(unclean)
+        if trial.outcome.reward is not None:
+            trial.outcome.metrics.update(live.counts())
+        snapshot, ended = trial.snapshot(), time.time()
         self._unsaved[live.request.request_id] = (snapshot, ended)
         await self._save(live.request.request_id)
         self.ended_count += 1
-        self.metrics.ended(live.trial.outcome, ended - live.created)
+        self.metrics.ended(trial.outcome, ended - live.created)
         self._by_rollout.pop(live.rollout_id, None)
         del self.live[live.request.request_id]
-        live.request = None
+        live.trial, live.request = trial, None
         live.ended.set()
 
     async def _save(self, request_id):
@@ -294,7 +297,9 @@ class Trials:
         for request_id in list(self._unsaved):
             await self._save(request_id)
         try:
-            self.ended_count -= await self.store.drop_before(time.time() - self.settings.GATEWAY_RETENTION_S)
+            # In two steps: trials end while the store works.
+            dropped = await self.store.drop_before(time.time() - self.settings.GATEWAY_RETENTION_S)
+            self.ended_count -= dropped
         except sqlite3.Error:
             return  # a full disk now; the next round tries again
 
