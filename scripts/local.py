@@ -25,6 +25,9 @@ MARK = "WORKPLACE_RUN"
 ROLE = "WORKPLACE_ROLE"
 SESSIONS = "sessions"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+# The last, common in images and CI, would have every process compile all it imports at each start: a
+# minute of two cores, in which Ray's node gives up waiting for its own agent.
+DROPPED_VARIABLES = ("RAY_ADDRESS", "MAKEFLAGS", "PYTHONDONTWRITEBYTECODE")
 # Without the first, Ray takes 127.0.0.1 for the machine's outward address, head and drivers alike.
 RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # `ray start --block` takes most of a minute to end by itself, and has nothing to save.
@@ -45,11 +48,7 @@ RAY_TRIES = 3
 
 def environment(settings, role):
     """Environment for a process of ours: marked, and without proxies, which loopback must not go through."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k.lower() not in PROXY_VARIABLES and k not in ("RAY_ADDRESS", "MAKEFLAGS")
-    }
+    kept = {k: v for k, v in os.environ.items() if k.lower() not in PROXY_VARIABLES and k not in DROPPED_VARIABLES}
     return kept | RAY_VARIABLES | {MARK: mark(settings), ROLE: role}
 
 

@@ -27,6 +27,6 @@ case $name in
 esac
 
 # Only what the lock pins may be imported.
-unset PYTHONHOME PYTHONPATH
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 export SETUP_SECONDS=$SECONDS
 exec "$root/.venv/bin/python" "$stage" "$@"

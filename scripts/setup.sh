@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Settings of other environments that would lead the installer or Python elsewhere.
-unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRTUAL_ENV
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRTUAL_ENV
 
 readonly LOCK=scripts/requirements.txt TEST_LOCK=tests/requirements.txt
 readonly STAMPS=.venv/.ready NEEDED_KB=3000000

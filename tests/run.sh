@@ -8,6 +8,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 ../scripts/setup.sh test
-unset PYTHONHOME PYTHONPATH
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 ../.venv/bin/python -m pytest "$@"
 echo "Tests passed in $SECONDS s."
