@@ -170,7 +170,7 @@ def callbacks(trials):
     async def responses(request: Request):
         body = parse_json(await read_body(request, CALLBACK_BODY_BYTES))
         metadata = body.get("metadata")
-        rollout_id = metadata.get(ROLLOUT_KEY) if isinstance(metadata, dict) else None
+        rollout_id = str(metadata.get(ROLLOUT_KEY)) if isinstance(metadata, dict) else None
         return Json(await trials.model_call(rollout_id, body))
 
     return app
