@@ -1,15 +1,16 @@
 """Agent processes as the trainer starts them: `/bin/bash -lc COMMAND`, each in a process group of its own.
 
 Guarantees: an agent that outlives its time gets SIGTERM and, five seconds later, SIGKILL, its
-whole group with it; whatever an agent leaves behind in its group ends when it does; no group
-is signalled after its leader was reaped, so no stranger's process can be hit; after `stop`
-none starts. It does not judge what an agent wrote.
+whole group with it; whatever an agent leaves behind in its group ends when it does, in the
+same two steps; no group is signalled after its leader was reaped, so no stranger's process
+can be hit; after `stop` none starts. It does not judge what an agent wrote.
 """
 
 import os
 import signal
 import subprocess
 import threading
+import time
 
 KILL_AFTER_S = 5
 # The driver's own credential for a model endpoint is nobody else's.
@@ -36,8 +37,8 @@ class Agent:
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         with self.lock:
             self.ended.set()
-            _signal_group(self.process.pid, signal.SIGKILL)
         timer.cancel()
+        self._end_rest()
         status = self.process.wait()
         return None if self.expired else status
 
@@ -52,10 +53,35 @@ class Agent:
         if not self.ended.wait(KILL_AFTER_S):
             self._signal(signal.SIGKILL)
 
+    def _end_rest(self):
+        """End what the leader left in its group, with time for a login shell's start-up to drop its locks."""
+        for number, patience_s in ((signal.SIGTERM, KILL_AFTER_S), (signal.SIGKILL, 1)):
+            if not _rest(self.process.pid):
+                return
+            _signal_group(self.process.pid, number)
+            deadline = time.monotonic() + patience_s
+            while _rest(self.process.pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+
     def _signal(self, number):
         with self.lock:
             if not self.ended.is_set():
                 _signal_group(self.process.pid, number)
+
+
+def _rest(group):
+    """Live processes of a group, its leader apart."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != group and _in(pid, group)]
+
+
+def _in(pid, group):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, _, number = file.read().rpartition(b")")[2].split()[:3]
+    except OSError:
+        # It ended since the listing.
+        return False
+    return int(number) == group and state != b"Z"
 
 
 def _signal_group(group, number):

@@ -60,6 +60,9 @@ def behave(name, token):
         child = subprocess.Popen(["sleep", "300"])
         Path(os.environ["PIDS"]).write_text(f"{os.getpid()} {child.pid}")
         time.sleep(300)
+    if name == "child-with-lock":
+        subprocess.Popen(["bash", "-c", 'trap \'sleep 0.5; rm "$LOCK"; exit\' TERM; touch "$LOCK"; sleep 300 & wait'])
+        time.sleep(300)
     if name == "leave-child":
         child = subprocess.Popen(["sleep", "300"])
         Path(os.environ["PIDS"]).write_text(str(child.pid))

@@ -31,7 +31,7 @@ class Rehearsal:
     """A folder with rows; `run` starts the driver there."""
 
     def __init__(self, folder):
-        self.folder, self.dump = folder, folder / "dump.jsonl"
+        self.folder, self.dump, self.process = folder, folder / "dump.jsonl", None
 
     def write(self, *rows):
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
@@ -41,13 +41,14 @@ class Rehearsal:
         command = [sys.executable, str(SCRIPTS / "rehearsal.py"), "--prompt-data", str(self.folder / "rows.jsonl")]
         command += ["--agent-command", agent, "--dump", str(self.dump), *options]
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
-        return subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             env=os.environ | proxies | {"TMPDIR": str(self.folder)} | (environment or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        return self.process
 
     def run(self, *options, **more):
         process = self.start(*options, **more)
@@ -60,7 +61,11 @@ class Rehearsal:
 
 @pytest.fixture
 def rehearsal(tmp_path):
-    return Rehearsal(tmp_path)
+    driver = Rehearsal(tmp_path)
+    yield driver
+    if driver.process and driver.process.poll() is None:
+        driver.process.terminate()
+        driver.process.wait(20)
 
 
 def alive(pid):
@@ -157,6 +162,16 @@ def test_an_agent_that_takes_too_long_is_ended_with_its_group(rehearsal, tmp_pat
     assert status == 1 and "agent took more than 1.5 s" in output
     assert 6 < time.monotonic() - started < 12, "SIGKILL comes five seconds after SIGTERM"
     assert not any(alive(pid) for pid in pids.read_text().split())
+
+
+def test_a_child_gets_time_to_drop_its_lock(rehearsal, tmp_path):
+    rehearsal.write(row(1, 1))
+    lock = tmp_path / "lock"
+    process = rehearsal.start(behaviour="child-with-lock", environment={"LOCK": str(lock)})
+    until(lock.exists)
+    process.terminate()
+    process.communicate(timeout=15)
+    assert not lock.exists()
 
 
 def test_a_child_left_behind_ends_with_its_agent(rehearsal, tmp_path):
