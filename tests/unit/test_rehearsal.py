@@ -158,9 +158,9 @@ def test_an_agent_that_takes_too_long_is_ended_with_its_group(rehearsal, tmp_pat
     rehearsal.write(row(1, 1))
     pids = tmp_path / "pids"
     started = time.monotonic()
-    status, output = rehearsal.run("--agent-timeout", "1.5", behaviour="hang-deaf", environment={"PIDS": str(pids)})
-    assert status == 1 and "agent took more than 1.5 s" in output
-    assert 6 < time.monotonic() - started < 12, "SIGKILL comes five seconds after SIGTERM"
+    status, output = rehearsal.run("--agent-timeout", "4", behaviour="hang-deaf", environment={"PIDS": str(pids)})
+    assert status == 1 and "agent took more than 4 s" in output
+    assert 9 < time.monotonic() - started < 20, "SIGKILL comes five seconds after SIGTERM"
     assert not any(alive(pid) for pid in pids.read_text().split())
 
 
