@@ -76,11 +76,17 @@ def check_ports(settings):
 
 def start(settings, fingerprint):
     """Start the supervisor in the background. Returns its Popen."""
-    for log in (settings.RUN_DIR / "logs").glob("*.log"):
+    for log in graph_logs(settings):
         log.replace(log.with_suffix(".log.1"))
     environment = local.environment(settings, "gym") | settings.texts | {"WORKPLACE_FINGERPRINT": fingerprint}
     command = [sys.executable, str(ROOT / "scripts" / "supervise.py")]
     return local.spawn(command, supervisor_log(settings), environment, ROOT)
+
+
+def graph_logs(settings):
+    """Logs of the graph's own parts; those of jobs and of the rehearsal's Ray lie beside them."""
+    names = ("supervisor", "ray-gym", "policy_model", "workplace_assistant", "workplace_assistant_simple_agent")
+    return [path for name in names if (path := settings.RUN_DIR / "logs" / f"{name}.log").exists()]
 
 
 def supervisor_log(settings):
@@ -103,8 +109,8 @@ def wait_until_ready(settings, supervisor, current):
 
 def why_not(settings):
     """The end of the log that most likely tells: of the part that wrote last, the supervisor's otherwise."""
-    logs = [p for p in (settings.RUN_DIR / "logs").glob("*.log") if p.name != "supervisor.log" and p.stat().st_size]
-    told = [p for p in logs if b"Error" in p.read_bytes()[-20000:]]
+    logs = [path for path in graph_logs(settings) if path != supervisor_log(settings)]
+    told = [path for path in logs if b"Error" in path.read_bytes()[-20000:]]
     log = max(told or [supervisor_log(settings)], key=lambda p: p.stat().st_mtime)
     return f"the end of {log}:\n{local.tail(log)}"
 

@@ -7,10 +7,19 @@ call finds nothing to do. Takes up to ten seconds. Trial records and logs stay u
   scripts/stop.py
 """
 
+import shutil
+
 import local
 from gym_down import end_graph
 from settings import from_command_line
 from terminal import Failure, run, say
+
+
+def forget_jobs(settings, dashboard_url):
+    """Remove the records of jobs that ended with the Ray whose dashboard this was."""
+    for record in (settings.RUN_DIR / "jobs").glob("*/dashboard"):
+        if record.read_text().strip() == dashboard_url:
+            shutil.rmtree(record.parent)
 
 
 def check_released(settings):
@@ -21,7 +30,9 @@ def check_released(settings):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
-    ended = local.PrivateRay(settings, "rehearsal").stop() + end_graph(settings)
+    rehearsal = local.PrivateRay(settings, "rehearsal")
+    ended = rehearsal.stop() + end_graph(settings)
+    forget_jobs(settings, rehearsal.dashboard_url)
     check_released(settings)
     say(f"Stopped: {ended} processes ended, none left" if ended else "Stopped: nothing was running")
 
