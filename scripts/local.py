@@ -7,6 +7,7 @@ miss Ray's workers, which overwrite their environment, and descent alone those w
 Ports are bound-tested before a start, and a holder is named. Linux only: it reads /proc.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 from terminal import Failure
@@ -255,6 +257,15 @@ def get(url, timeout):
 # --- Ray -----------------------------------------------------------------------------------
 
 
+@contextmanager
+def turn_to_start_ray():
+    """One Ray of this user starts at a time: several at once miss Ray's own limit of 30 s on few cores."""
+    path = Path(tempfile.gettempdir()) / f"gym-ray-start-{os.getuid()}.lock"
+    with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class PrivateRay:
     """A one-node Ray of our own on loopback: role "gym" (NeMo Gym's servers) or "rehearsal" (the job).
 
@@ -323,13 +334,14 @@ class PrivateRay:
     def launch(self, detail=lambda text: None):
         """Spawn it and wait; again when it gave up, as it does where a busy machine starts its agent late."""
         began = time.monotonic()
-        for tries_left in reversed(range(RAY_TRIES)):
-            self.spawn()
-            try:
-                return self.wait(detail)
-            except Failure:
-                if not tries_left or time.monotonic() - began > self.settings.GYM_START_TIMEOUT_S:
-                    raise
+        with turn_to_start_ray():
+            for tries_left in reversed(range(RAY_TRIES)):
+                self.spawn()
+                try:
+                    return self.wait(detail)
+                except Failure:
+                    if not tries_left or time.monotonic() - began > self.settings.GYM_START_TIMEOUT_S:
+                        raise
 
     def _says_started(self):
         """Whether the Ray spawned here said so; its ports listen before, and also when it gives up later."""
