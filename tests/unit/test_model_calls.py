@@ -341,7 +341,7 @@ ANSWERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ANSWERS)
 def test_no_answer_is_more_than_a_fault_of_the_endpoint(made):
     calls = ModelCalls(None, SimpleNamespace(**LIMITS), NeMoGymResponse.model_validate)
