@@ -112,7 +112,7 @@ class Guard:
 
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
-    app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None))
+    app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
     if settings.GATEWAY_TOKEN:
         app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
     schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
@@ -160,7 +160,7 @@ def public(settings, trials, registry, health):
 
 def callbacks(trials):
     """Where the agent sends its model calls. NeMo Gym's launcher asks `/` whether the server lives."""
-    app = with_errors(FastAPI(docs_url=None, redoc_url=None, openapi_url=None))
+    app = with_errors(FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False))
 
     @app.get("/")
     async def live():
