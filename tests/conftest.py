@@ -16,7 +16,7 @@ DEAD_PROXY = "http://127.0.0.1:9"
 
 for name in ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"):
     os.environ[name] = os.environ[name.upper()] = DEAD_PROXY
-for name in ("no_proxy", "NO_PROXY", "MAKEFLAGS", "RAY_ADDRESS"):
+for name in ("no_proxy", "NO_PROXY", "MAKEFLAGS", "RAY_ADDRESS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
 if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))

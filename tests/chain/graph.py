@@ -60,7 +60,7 @@ def environment(run_dir, base, **changes):
     return os.environ | defaults | ours | changes
 
 
-def run_script(name, env, timeout=280):
+def run_script(name, env, timeout=450):
     """Run a stage to its end. Returns the CompletedProcess, its output as text."""
     command = [sys.executable, str(SCRIPTS / name)]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)

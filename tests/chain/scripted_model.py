@@ -119,7 +119,7 @@ class ScriptedModel:
         return Handler
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     """Items with one tool call."""
     return [function_call(name, json.dumps(arguments))]
 

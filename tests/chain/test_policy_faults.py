@@ -1,0 +1,259 @@
+"""What a policy or its endpoint does wrong, through the real agent: field cases E1, E4, E6, E8, E11 and E15.
+
+What the policy did wrong earns 0 and the trial ends in order; what the endpoint did wrong gives no
+reward and an error that names the kind and the endpoint, never the key.
+"""
+
+import json
+import socket
+import time
+
+import pytest
+
+from graph import SECRET_PREFIX, secret
+from model_api import answered, function_call, message
+from scripted_model import DONE, Answer, call, reasoning
+
+SEARCH = call("email_search_emails", query="carlos")
+
+
+def assert_policy_fault(snapshot, status="completed"):
+    assert (snapshot["status"], snapshot["reward"]) == (status, 0.0), snapshot
+
+
+def assert_no_state(graph):
+    assert graph.resource("GET", "/sessions").json()["open"] == 0
+
+
+BAD_ARGUMENTS = [
+    "",
+    "{",
+    "{'query': 'x'}",
+    '{"query": "x"',
+    '{"query": "x"}}',
+    "null",
+    "[]",
+    "7",
+    '"text"',
+    '{"query": NaN}',
+    '{"query": "\\ud800"}',
+    '{"n": ' + "9" * 400 + "}",
+    '{"a":' * 3000 + "1" + "}" * 3000,
+    '{"query": {"a": []}}',
+    '{"no_such_parameter": 1}',
+    '{"query": "\\u0000"}',
+]
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS, ids=range(len(BAD_ARGUMENTS)))
+def test_e1_odd_arguments_become_an_output_and_the_trial_goes_on(graph, models, arguments):
+    policy = models.script([function_call("email_search_emails", arguments)], DONE)
+    assert_policy_fault(graph.finish(policy))
+    assert len(policy.calls) == 2 and len(policy.calls[1].outputs) == 1 and policy.calls[1].outputs[0]
+
+
+def test_e4_reasoning_alone_ends_after_six_calls(graph, models):
+    policy = models.script(reasoning())
+    assert_policy_fault(graph.finish(policy))
+    assert len(policy.calls) == 6
+
+
+def test_a_policy_that_never_closes_ends_after_six_calls(graph, models):
+    policy = models.script(SEARCH)
+    snapshot = graph.finish(policy)
+    assert_policy_fault(snapshot)
+    assert len(policy.calls) == 6 and snapshot["metrics"]["tool_calls"] == 6
+
+
+def test_an_answer_cut_by_its_length_is_truncated_with_a_reward(graph, models):
+    cut = answered([message("I will")]) | {
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+    }
+    snapshot = graph.finish(models.script(cut))
+    assert_policy_fault(snapshot, "truncated")
+    assert snapshot["error"] == {"code": "response_incomplete", "type": "max_output_tokens"}
+
+
+NAMES = [
+    "verify", "seed_session", "aggregate_metrics", "sessions", "cleanup", "cleanup/x", "x/../verify",
+    "x/../seed_session", "../verify", "%2e%2e/seed_session", "%76erify", "email_search_emails?x=1#f",
+    "email_search_emails#", "email_search_emails/", "/email_search_emails", "Email_Search_Emails",
+    "email_search_emails ", "", " ", ".", "..", "/", "//evil.example/x", "http://127.0.0.1:9/x", "no_such_tool",
+    "x" * 10_000, "caf\u00e9", "\u202e", "a\x00b", "a\r\nHost: x", '"quoted"', "{}", "docs", "openapi.json",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def named(graph_started, models):
+    """Policy that calls every odd name after a real change and before a search, and its trial's snapshot."""
+    change = call("email_delete_email", email_id="00000057")
+    calls = [function_call(name, "{}") for name in NAMES]
+    thirds = [calls[:12], calls[12:24], calls[24:]]
+    look = call("email_get_email_information_by_id", email_id="00000057", field="subject")
+    policy = models.script(change, *thirds, look, DONE)
+    row = graph_started.row | {
+        "ground_truth": [{"name": "email_delete_email", "arguments": '{"email_id": "00000057"}'}]
+    }
+    return policy, graph_started.finish(policy, row=row)
+
+
+def test_e8_names_that_are_no_tools_change_nothing(graph, named):
+    policy, snapshot = named
+    # The deleted mail is still gone after all names: no name gave the trial a fresh or another state.
+    assert "not found" in policy.calls[-1].outputs[-1]
+    assert (snapshot["status"], snapshot["reward"]) == ("completed", 1.0), snapshot
+    assert snapshot["metrics"]["tool_calls"] == snapshot["metrics"]["tool_outputs"] == len(NAMES) + 2
+    assert_no_state(graph)
+
+
+@pytest.mark.parametrize("index", range(len(NAMES)))
+def test_e8_each_name_comes_back_as_a_tool_error(named, index):
+    output = named[0].calls[-1].outputs[1 + index]
+    assert output.startswith('{"output":"Error executing tool ') and NAMES[index] in json.loads(output)["output"]
+
+
+def test_e8_a_cleanup_route_of_another_trial_is_not_reached(graph, models):
+    waiting = models.policy(lambda call: models.released.wait(0.5) or (SEARCH if call.turn < 4 else DONE))
+    other = graph.start(graph.payload(waiting))
+    graph.wait_running(other)
+    rollout_ids = [f"cleanup/{index}" for index in range(8)]
+    graph.finish(models.script([function_call(name, "{}") for name in rollout_ids], DONE))
+    assert graph.wait(other)["status"] == "completed"
+    assert all("Session not initialized" not in output for output in waiting.calls[-1].outputs)
+
+
+@pytest.mark.parametrize("count", [17, 500])
+def test_e11_too_many_calls_truncate_with_0_and_others_go_on(graph, models, example_rows, count):
+    beside = [graph.start(graph.payload(models.oracle(example_rows[0]))) for _ in range(3)]
+    snapshot = graph.finish(models.script(SEARCH * count))
+    assert_policy_fault(snapshot, "truncated")
+    assert snapshot["error"]["code"] == "too_many_calls" and str(count) in snapshot["error"]["cause"]
+    assert [graph.wait(request_id)["reward"] for request_id in beside] == [1.0] * 3
+    graph.wait_released()
+
+
+def test_e11_the_bound_itself_is_allowed(graph, models):
+    assert_policy_fault(graph.finish(models.script(SEARCH * 16, DONE)))
+
+
+def error_response(**more):
+    return {"error": {"code": "server_error", "message": "no"}} | more
+
+
+def nothing_listens():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/x"
+
+
+ENDPOINT_FAULTS = {
+    "garbage": (Answer(200, b"<html>never</html>"), "not_json"),
+    "empty": (Answer(200), "not_json"),
+    "list": (Answer(200, b"[]"), "schema"),
+    "nan": (Answer(200, b'{"output": NaN}'), "not_json"),
+    "deep": (Answer(200, b'{"output":' + b"[" * 100_000), "not_json"),
+    "no-output": (Answer(200, {"id": "x"}), "schema"),
+    "null-output": (Answer(200, {"output": None}), "schema"),
+    "text-output": (Answer(200, {"output": "text"}), "schema"),
+    "items-not-objects": (Answer(200, {"output": [1, None]}), "schema"),
+    "unknown-item": (Answer(200, {"output": [{"type": "nonsense"}]}), "schema"),
+    "call-without-name": (Answer(200, {"output": [{"type": "function_call", "arguments": "{}"}]}), "schema"),
+    "content-number": (
+        Answer(200, {"output": [{"type": "message", "role": "assistant", "content": 5}]}),
+        "schema",
+    ),
+    "usage-text": (Answer(200, answered(DONE) | {"usage": "many"}), "schema"),
+    "error-body": (Answer(200, error_response()), "error_body"),
+    "error-with-output": (Answer(200, error_response(output=[])), "error_body"),
+    "failed-status": (Answer(200, {"status": "failed", "output": []}), "error_body"),
+    "400": (Answer(400, error_response()), "status"),
+    "401": (Answer(401, error_response()), "status"),
+    "404": (Answer(404), "status"),
+    "500": (Answer(500, error_response()), "status"),
+    "503": (Answer(503), "status"),
+    "204": (Answer(204), "status"),
+    "redirect": (Answer(307, b"", {"Location": "http://127.0.0.1:9/elsewhere"}), "redirect"),
+    "redirect-303": (Answer(303, b"", {"Location": "/x"}), "redirect"),
+    "cut": (Answer(200, b'{"output": [', cut=True), "connection_broken"),
+    "bad-gzip": (Answer(200, b"no gzip", {"Content-Encoding": "gzip"}), "connection_broken"),
+    "50-megabytes": (Answer(200, b" " * (50 << 20)), "too_large"),
+}
+
+
+@pytest.mark.parametrize("name", ENDPOINT_FAULTS)
+def test_e15_a_fault_of_the_endpoint_names_kind_and_endpoint(graph, models, name):
+    answer, kind = ENDPOINT_FAULTS[name]
+    policy = models.script(answer)
+    snapshot = graph.finish(policy)
+    assert (snapshot["status"], snapshot["reward"]) == ("failed", None), snapshot
+    error = snapshot["error"]
+    assert (error["code"], error["type"]) == ("agent_error", f"endpoint_{kind}"), error
+    assert policy.base_url in error["cause"] and len(error["cause"]) < 1000
+    assert len(policy.calls) == (4 if answer.status in (500, 503) else 1)
+
+
+def test_e15_a_refused_connection_is_named(graph):
+    url = nothing_listens()
+    snapshot = graph.finish(url)
+    assert (snapshot["status"], snapshot["error"]["type"]) == ("failed", "endpoint_unreachable")
+    assert url in snapshot["error"]["cause"]
+
+
+def test_e15_a_connection_that_ends_without_an_answer_is_not_called_again(graph, models):
+    def drop(call):
+        call.connection.shutdown(socket.SHUT_RDWR)
+        return Answer(200)
+
+    policy = models.policy(drop)
+    snapshot = graph.finish(policy)
+    assert (snapshot["status"], snapshot["error"]["type"]) == ("failed", "endpoint_connection_broken")
+    assert len(policy.calls) == 1
+
+
+def test_e15_an_endpoint_that_echoes_the_key_does_not_get_it_into_the_error(graph, models):
+    policy = models.policy(lambda call: Answer(400, {"error": f"bad token {call.headers['Authorization']}"}))
+    payload = graph.payload(policy)
+    payload["model_endpoint"]["api_key"] = secret()
+    snapshot = graph.wait(graph.start(payload))
+    assert "bad token" in snapshot["error"]["cause"] and SECRET_PREFIX not in json.dumps(snapshot)
+
+
+def test_e15_429_waits_as_long_as_it_is_told(graph, models):
+    policy = models.script(Answer(429, b"", {"Retry-After": "1"}), DONE)
+    assert graph.finish(policy)["status"] == "completed"
+    first, second = policy.calls
+    assert second.time - first.time >= 1 and first.body == second.body
+
+
+def test_passing_faults_are_ridden_out(graph, models):
+    policy = models.script(Answer(502), Answer(503), Answer(500), SEARCH, Answer(504), DONE)
+    assert graph.finish(policy)["status"] == "completed"
+    assert len(policy.calls) == 6
+
+
+def test_a_retry_after_beyond_the_deadline_ends_at_the_deadline(graph, models):
+    policy = models.script(Answer(503, b"", {"Retry-After": "600"}))
+    began = time.monotonic()
+    snapshot = graph.finish(policy, deadline_s=1.5)
+    assert (snapshot["status"], snapshot["error"]["code"]) == ("truncated", "deadline_exceeded")
+    assert time.monotonic() - began < 15
+
+
+def test_e6_a_fault_at_a_later_call_takes_the_reward_of_what_was_done(graph, models, example_rows):
+    truth = example_rows[0]["ground_truth"][0]
+    policy = models.script([function_call(truth["name"], truth["arguments"])], Answer(400))
+    snapshot = graph.finish(policy)
+    assert (snapshot["status"], snapshot["reward"], snapshot["metrics"]) == ("failed", None, {})
+
+
+def test_a_lean_answer_is_filled_in(graph, models, example_rows):
+    truth = example_rows[0]["ground_truth"][0]
+    lean = {"output": [{"type": "function_call", "name": truth["name"], "arguments": truth["arguments"]}]}
+    closing = {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]}]}
+    usage = {"usage": {"input_tokens": 5, "output_tokens": 2}}
+    thought = {"output": [*reasoning(), *lean["output"]]}
+    odd_usage = {"usage": {"input_tokens": "x", "output_tokens": []}}
+    for first in (lean, lean | usage, thought, lean | odd_usage):
+        snapshot = graph.finish(models.script(Answer(200, first), Answer(200, closing | usage)))
+        assert (snapshot["status"], snapshot["reward"]) == ("completed", 1.0), snapshot

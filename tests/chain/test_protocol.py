@@ -1,0 +1,363 @@
+"""The trial protocol against the real graph: each route, each status code."""
+
+import socket
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from graph import CONCURRENCY, QUEUE, assert_error, eventually
+from scripted_model import DONE, call
+
+SNAPSHOT = {"protocol_version", "request_id", "status", "reward", "metrics", "artifact_ref", "error"}
+COUNTS = {"tool_calls", "tool_outputs", "assistant_messages", "model_output_items"}
+HEALTH = {
+    "protocol_version", "service_epoch", "gym_commit", "config_fingerprint", "trials", "active_trials",
+    "terminal_trials", "janitor_healthy",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(graph_started, models, example_rows):
+    """(payload, terminal snapshot) of one trial that earned its reward."""
+    payload = graph_started.payload(models.oracle(example_rows[0]))
+    return payload, graph_started.wait(graph_started.start(payload))
+
+
+@pytest.fixture
+def running(graph, models):
+    """Request id of a trial that waits for its model."""
+    request_id = graph.start(graph.payload(models.hanging()))
+    graph.wait_running(request_id)
+    yield request_id
+    graph.http.post(f"/v1/trials/{request_id}/abort")
+
+
+def test_a_trial_is_taken_and_runs_to_its_reward(graph, models, example_rows):
+    payload = graph.payload(models.oracle(example_rows[0]))
+    answer = graph.create(payload)
+    assert answer.status_code == 202
+    taken = answer.json()
+    assert set(taken) == SNAPSHOT and taken["request_id"] == payload["request_id"]
+    assert taken["status"] in ("queued", "running") and taken["reward"] is None and taken["error"] is None
+    ended = graph.wait(payload["request_id"])
+    assert set(ended) == SNAPSHOT and set(ended["metrics"]) >= COUNTS
+    assert (ended["status"], ended["reward"], ended["error"]) == ("completed", 1.0, None)
+    assert (ended["metrics"]["tool_calls"], ended["metrics"]["tool_outputs"]) == (1, 1)
+
+
+def test_doing_nothing_earns_0(graph, models):
+    ended = graph.finish(models.script(DONE))
+    assert (ended["status"], ended["reward"]) == ("completed", 0.0)
+
+
+def test_a_session_input_runs_like_the_row_it_came_from(graph, models, example_rows):
+    import rows
+
+    relax = rows.to_relax(example_rows[0])
+    policies = [models.oracle(example_rows[0]), models.oracle(example_rows[0])]
+    task = {"messages": relax["input"], "metadata": relax["metadata"]}
+    ended = [graph.finish(policies[0]), graph.finish(policies[1], row=task)]
+    assert [snapshot["reward"] for snapshot in ended] == [1.0, 1.0]
+    assert policies[0].calls[0].body == policies[1].calls[0].body
+
+
+def test_the_model_call_carries_key_model_parameters_and_the_rows_own_metadata(graph, models, example_rows):
+    policy = models.script(DONE)
+    row = example_rows[0] | {
+        "responses_create_params": example_rows[0]["responses_create_params"] | {"metadata": {"mine": "kept"}}
+    }
+    payload = graph.payload(policy, row)
+    payload["generation"] = {"responses_create_params": {"temperature": 0.25}, "sampling_params": {"top_p": 0.5}}
+    payload["model_endpoint"] |= {"model": "other", "headers": {"X-Extra": "yes"}}
+    assert graph.wait(graph.start(payload))["status"] == "completed"
+    headers, body = policy.calls[0].headers, policy.calls[0].body
+    assert headers["Authorization"] == f"Bearer {payload['session']['session_id']}" and headers["X-Extra"] == "yes"
+    assert (body["model"], body["temperature"], body["top_p"]) == ("other", 0.25, 0.5)
+    assert body["metadata"] == {"mine": "kept"} and len(body["tools"]) == 27
+
+
+def test_the_key_may_go_into_another_header(graph, models):
+    policy = models.script(DONE)
+    payload = graph.payload(policy)
+    payload["model_endpoint"] |= {"api_key_header": "X-Key", "api_key_prefix": ""}
+    graph.wait(graph.start(payload))
+    assert policy.calls[0].headers["X-Key"] == payload["model_endpoint"]["api_key"]
+    assert "Authorization" not in policy.calls[0].headers
+
+
+def test_the_same_create_again_starts_nothing(graph, models, finished):
+    payload, ended = finished
+    changed_form = dict(reversed(payload.items())) | {"deadline_s": 30.0, "lease_s": 60.0}
+    answer = graph.create(changed_form)
+    assert (answer.status_code, answer.json()) == (202, ended)
+
+
+def test_the_same_create_twice_at_once_runs_once(graph, models, running):
+    policy = models.script(DONE)
+    payload = graph.payload(policy)
+    answers = [graph.create(payload) for _ in range(5)]
+    assert {answer.status_code for answer in answers} == {202}
+    graph.wait(payload["request_id"])
+    assert len(policy.calls) == 1
+
+
+def test_another_payload_under_a_used_id_is_refused(graph, models, finished, running):
+    payload, _ = finished
+    for changes in ({"deadline_s": 31}, {"session": payload["session"] | {"attempt": 2}}, {"metadata": {"a": 1}}):
+        assert_error(graph.create(payload | changes), 409, "payload_differs", "request_id")
+    other = graph.payload(models.script(DONE), request_id=running)
+    assert_error(graph.create(other), 409, "payload_differs", "request_id")
+
+
+def changed(path, value):
+    """A change of one key of a payload, by its dotted path; `...` as value removes it."""
+
+    def change(payload):
+        *parents, last = path.split(".")
+        place = payload
+        for name in parents:
+            place = place[name]
+        if value is ...:
+            del place[last]
+        else:
+            place[last] = value
+
+    return change
+
+
+UNFIT = [
+    ("protocol_version", "relax-nemo-gym/v2"),
+    ("protocol_version", ...),
+    ("request_id", ""),
+    ("request_id", "a b"),
+    ("request_id", "../x"),
+    ("request_id", "x" * 201),
+    ("request_id", 7),
+    ("request_id", ...),
+    ("session", ...),
+    ("session", []),
+    ("session.session_id", ...),
+    ("session.session_id", ""),
+    ("session.session_id", "spa ce"),
+    ("session.rollout_mode", "test"),
+    ("session.attempt", 0),
+    ("session.attempt", "1"),
+    ("session.attempt", True),
+    ("environment", None),
+    ("environment.name", 1),
+    ("environment.config", ...),
+    ("environment.task", []),
+    ("environment.task", ...),
+    ("model_endpoint", "http://127.0.0.1:1"),
+    ("model_endpoint.base_url", 5),
+    ("model_endpoint.base_url", ...),
+    ("model_endpoint.model", ""),
+    ("model_endpoint.api_key", ""),
+    ("model_endpoint.headers", []),
+    ("deadline_s", 0),
+    ("deadline_s", -1),
+    ("deadline_s", "30"),
+    ("deadline_s", None),
+    ("deadline_s", True),
+    ("deadline_s", ...),
+    ("lease_s", 0),
+    ("lease_s", ...),
+    ("metadata", "x"),
+    ("interrupt_policy", 1),
+    ("generation", []),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), UNFIT)
+def test_an_unfit_field_is_named(graph_started, path, value):
+    payload = graph_started.payload("http://127.0.0.1:1")
+    changed(path, value)(payload)
+    assert_error(graph_started.create(payload), 422, "invalid_payload", path)
+
+
+TASK_FAULTS = [
+    ("responses_create_params", ..., "responses_create_params"),
+    ("responses_create_params.input", ..., "responses_create_params.input"),
+    ("responses_create_params.input", [], "responses_create_params.input"),
+    ("responses_create_params.input", 5, "responses_create_params.input"),
+    ("responses_create_params.tools", {}, "responses_create_params.tools"),
+    ("responses_create_params.tools", [{"type": "function"}], "responses_create_params.tools[0].name"),
+    (
+        "responses_create_params.tools",
+        [{"type": "function", "name": "verify"}],
+        "responses_create_params.tools[0].name",
+    ),
+    ("ground_truth", ..., "ground_truth"),
+    ("ground_truth", [{"name": "x"}], "ground_truth[0].arguments"),
+    ("ground_truth", [{"name": "x", "arguments": "[]"}], "ground_truth[0].arguments"),
+    ("id", "0", "id"),
+    ("category", ..., "category"),
+    ("environment_name", 3, "environment_name"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "field"), TASK_FAULTS)
+def test_e9_what_is_wrong_with_a_task_is_named(graph_started, path, value, field):
+    payload = graph_started.payload("http://127.0.0.1:1")
+    changed(f"environment.task.{path}", value)(payload)
+    assert_error(graph_started.create(payload), 422, "invalid_payload", f"environment.task.{field}")
+
+
+NOT_ALLOWED = [
+    ("environment.name", "other", "environment_not_registered", "environment"),
+    ("environment.config", "v2", "environment_not_registered", "environment"),
+    ("interrupt_policy", "any", "policy_not_allowed", "interrupt_policy"),
+    ("deadline_s", 1800.5, "deadline_not_allowed", "deadline_s"),
+    ("lease_s", 1801, "deadline_not_allowed", "lease_s"),
+    ("model_endpoint.base_url", "http://192.0.2.1:80/x", "callback_not_allowed", "model_endpoint.base_url"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "code", "field"), NOT_ALLOWED)
+def test_what_is_not_registered_or_allowed_is_refused(graph_started, path, value, code, field):
+    payload = graph_started.payload("http://127.0.0.1:1")
+    changed(path, value)(payload)
+    assert_error(graph_started.create(payload), 400, code, field)
+
+
+def test_a_full_queue_is_answered_with_429_and_a_time(graph, models):
+    policy = models.hanging()
+    ids = [graph.start(graph.payload(policy)) for _ in range(CONCURRENCY)]
+    for request_id in ids:
+        graph.wait_running(request_id)
+    ids += [graph.start(graph.payload(policy)) for _ in range(QUEUE)]
+    answer = graph.create(graph.payload(policy))
+    assert_error(answer, 429, "queue_full")
+    assert answer.headers["Retry-After"].isdecimal()
+    assert graph.show(ids[-1]).json()["status"] == "queued"
+    for request_id in reversed(ids):
+        assert graph.http.post(f"/v1/trials/{request_id}/abort").status_code == 202
+    assert {graph.wait(request_id)["status"] for request_id in ids} == {"aborted"}
+    assert len(policy.calls) == CONCURRENCY
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/trials/none"), ("POST", "/v1/trials/none/renew"), ("POST", "/v1/trials/none/abort")],
+)
+def test_an_unknown_trial_is_404(graph_started, method, path):
+    assert_error(graph_started.http.request(method, path), 404, "trial_unknown")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/trials", 405, "method_not_allowed"),
+        ("DELETE", "/v1/trials/x", 405, "method_not_allowed"),
+        ("POST", "/readyz", 405, "method_not_allowed"),
+        ("GET", "/v1/trials/x/abort", 405, "method_not_allowed"),
+        ("GET", "/", 404, "route_unknown"),
+        ("GET", "/v1/other", 404, "route_unknown"),
+        ("GET", "/docs", 404, "route_unknown"),
+        ("POST", "/v1/trials/", 404, "route_unknown"),
+        ("GET", "/readyz/", 404, "route_unknown"),
+        ("POST", "/v1/responses", 404, "route_unknown"),
+    ],
+)
+def test_wrong_methods_and_routes(graph_started, method, path, status, code):
+    assert_error(graph_started.http.request(method, path), status, code)
+
+
+@pytest.mark.parametrize("path", ["/v1/trials", "/v1/trials/x", "/v1/trials/x/renew", "/v1/trials/x/abort"])
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "never-show-me-", ""])
+def test_without_the_token_nothing_under_v1_is_told(graph_started, path, header):
+    headers = {} if header is None else {"Authorization": header}
+    method = "GET" if path.endswith("/x") else "POST"
+    answer = httpx.request(method, graph_started.url + path, headers=headers, trust_env=False)
+    assert_error(answer, 401, "token_missing")
+
+
+def test_renew_is_204_before_and_after_the_end(graph, finished, running):
+    for request_id in (running, finished[0]["request_id"]):
+        answer = graph.http.post(f"/v1/trials/{request_id}/renew")
+        assert (answer.status_code, answer.content) == (204, b"")
+
+
+def test_abort_is_202_and_the_first_end_stays(graph, finished, running):
+    payload, ended = finished
+    answer = graph.http.post(f"/v1/trials/{payload['request_id']}/abort")
+    assert (answer.status_code, answer.json()) == (202, ended)
+    assert graph.http.post(f"/v1/trials/{running}/abort").status_code == 202
+    snapshot = graph.wait(running)
+    assert (snapshot["status"], snapshot["reward"], snapshot["error"]) == ("aborted", None, {"code": "aborted"})
+    assert graph.http.post(f"/v1/trials/{running}/abort").json() == snapshot
+
+
+def test_a_long_poll_ends_with_the_trial_or_its_time(graph, running):
+    began = time.monotonic()
+    assert graph.show(running, wait_s=0.7).json()["status"] == "running"
+    assert time.monotonic() - began >= 0.7
+    policy_ends = time.monotonic()
+    graph.http.post(f"/v1/trials/{running}/abort")
+    assert graph.show(running, wait_s=60).json()["status"] == "aborted"
+    assert time.monotonic() - policy_ends < 30
+
+
+@pytest.mark.parametrize("value", ["-1", "61", "x", "nan", "inf", "", "1e9"])
+def test_a_bad_wait_is_named(graph_started, value):
+    answer = graph_started.http.get("/v1/trials/none", params={"wait_s": value})
+    assert_error(answer, 422, "invalid_payload", "wait_s")
+
+
+def test_health_and_readiness_hold_their_keys(graph, running):
+    health, ready = graph.http.get("/healthz"), graph.http.get("/readyz")
+    assert health.status_code == ready.status_code == 200
+    assert set(health.json()) >= HEALTH and HEALTH | {"ready"} <= set(ready.json())
+    state = ready.json()
+    assert state["ready"] is True and state["janitor_healthy"] is True
+    assert state["protocol_version"] == "relax-nemo-gym/v1" and len(state["gym_commit"]) == 40
+    assert state["active_trials"] == 1 and state["trials"] == state["terminal_trials"] + 1
+    assert state["environment"]["pandas"] == "2.3.2" and state["config_fingerprint"]
+
+
+def samples(graph):
+    """{(sample name, labels): value} of /metrics."""
+    answer = graph.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.text)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_metrics_count_trials_in_prometheus_text(graph, models):
+    ended = ("gateway_trials_ended_total", (("code", ""), ("status", "completed")))
+    before = samples(graph)
+    graph.finish(models.script(call("company_directory_find_email_address", name="carlos"), DONE))
+    after = samples(graph)
+    assert after[ended] == before.get(ended, 0) + 1
+    assert after["gateway_model_call_seconds_count", ()] == before["gateway_model_call_seconds_count", ()] + 2
+    assert (after["gateway_ready", ()], after["gateway_active_trials", ()]) == (1, 0)
+    assert {"gateway_queued_trials", "gateway_open_sessions", "gateway_trial_seconds_bucket"} <= {n for n, _ in after}
+
+
+def test_the_callbacks_port_knows_nothing_of_trials(graph):
+    url = graph.settings.local_url("callbacks")
+    for method, path in (("POST", "/v1/trials"), ("GET", "/v1/trials/x"), ("GET", "/readyz"), ("GET", "/metrics")):
+        assert_error(httpx.request(method, url + path, trust_env=False), 404, "route_unknown")
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"relax_nemo_gym_rollout_id": "x"}, {"relax_nemo_gym_rollout_id": []}])
+def test_a_model_call_of_no_live_rollout_is_refused(graph, metadata):
+    url = graph.settings.local_url("callbacks") + "/v1/responses"
+    answer = httpx.post(url, json={"input": [], "metadata": metadata}, trust_env=False)
+    assert_error(answer, 410, "rollout_ended")
+
+
+def test_a_client_that_leaves_does_no_harm(graph, running):
+    host, port = "127.0.0.1", graph.settings.port("gateway")
+    request = f"GET /v1/trials/{running}?wait_s=60 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\n\r\n"
+    for _ in range(20):
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(request.encode())
+    assert graph.show(running).json()["status"] == "running"
+
+    def ready():
+        return graph.health()[0] == 200
+
+    eventually(ready, 5)
