@@ -1,0 +1,105 @@
+"""Ports of the graph: refused before a start (field case E5), and nothing open beyond loopback (field case E16)."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import local
+from graph import environment, free_block, own_address, run_script
+
+
+def refused(env):
+    """The error line of a start that is refused, without anything started."""
+    try:
+        result = run_script("gym_up.py", env, timeout=60)
+    except subprocess.TimeoutExpired:
+        run_script("stop.py", env)
+        raise
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line]
+    assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
+    mark = Path(env["RUN_DIR"]).resolve()
+    assert not [p for p in local.processes() if is_marked(p, str(mark))]
+    return errors[0]
+
+
+def is_marked(process, mark):
+    try:
+        return process.variables().get(local.MARK) == mark
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("offset", "variable"),
+    [(0, "GYM_BASE_PORT"), (2, "GYM_BASE_PORT"), (4, "GYM_BASE_PORT"), (45, "GYM_BASE_PORT"), (200, "GYM_RAY_PORT")],
+)
+def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
+    base = free_block()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base + offset))
+        taken.listen()
+        error = refused(environment(tmp_path / "run", base))
+        assert f"port {base + offset}" in error and variable in error
+        assert str(os.getpid()) in error and Path(sys.executable).name in error
+        # What holds the port is left alone.
+        socket.create_connection(("127.0.0.1", base + offset)).close()
+
+
+def test_e5_a_port_taken_on_every_interface_is_seen(tmp_path):
+    base = free_block()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", base))
+        taken.listen()
+        assert str(os.getpid()) in refused(environment(tmp_path / "run", base))
+
+
+def test_e5_a_port_the_kernel_hands_out_by_chance_is_refused(tmp_path):
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    error = refused(environment(tmp_path / "run", min(low + 1000, 65300), GYM_RAY_PORT=str(free_block())))
+    assert f"{low}..{high}" in error and "GYM_BASE_PORT" in error
+    base = free_block()
+    error = refused(environment(tmp_path / "run", base, GYM_RAY_PORT=str(low + 7)))
+    assert str(low + 7) in error and "GYM_RAY_PORT" in error
+
+
+def test_e5_an_address_of_another_machine_is_refused(tmp_path):
+    assert "192.0.2.77" in refused(environment(tmp_path / "run", free_block(), GYM_BIND_HOST="192.0.2.77"))
+
+
+def test_e5_the_ports_of_a_running_graph_name_it(graph, tmp_path):
+    error = refused(environment(tmp_path / "run", graph.settings.GYM_BASE_PORT))
+    assert str(graph.settings.GYM_BASE_PORT) in error
+    assert graph.health()[0] == 200
+
+
+def test_e16_only_the_gateway_listens_beyond_loopback(graph):
+    ours = local.ours(graph.settings)
+    inodes = set().union(*(local.sockets_of(process) for process in ours))
+    listening = [(address, port) for address, port, inode in local.listening() if inode in inodes]
+    assert len(listening) > 8
+    exposed = {port for address, port in listening if not address.startswith(("127.", "::1", "::ffff:127."))}
+    assert exposed == ({graph.settings.port("gateway")} if own_address() else set())
+
+
+def test_e16_from_beyond_loopback_only_the_gateway_answers(graph):
+    host = own_address()
+    if not host:
+        pytest.skip("this machine has no outward address")
+    for server in ("agent", "resource", "head", "callbacks"):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, graph.settings.port(server)), timeout=5)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, graph.settings.GYM_RAY_PORT), timeout=5)
+    socket.create_connection((host, graph.settings.port("gateway")), timeout=5).close()
+
+
+def test_a_second_start_keeps_the_graph(graph):
+    pids = {server: graph.pid(server) for server in ("gateway", "agent", "resource")}
+    result = graph.up()
+    assert "kept" in result.stdout
+    assert {server: graph.pid(server) for server in pids} == pids
