@@ -1,0 +1,132 @@
+"""Servers that die (field cases E2, E12, E13): their trials end in time with a reason, and the graph heals itself."""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+
+import pytest
+
+from graph import SCRIPTS, eventually
+from scripted_model import DONE, call
+
+pytestmark = pytest.mark.slow
+# Two seconds of the contract, and what a busy machine may add.
+NOT_READY_S = 2 + 1.5
+SEARCH = call("email_search_emails", query="carlos")
+
+
+def assert_lost(snapshot, url):
+    assert (snapshot["status"], snapshot["reward"]) == ("failed", None), snapshot
+    assert url in snapshot["error"]["cause"], snapshot
+
+
+def wait_not_ready(graph):
+    def not_ready():
+        return graph.health()[0] == 503
+
+    eventually(not_ready, NOT_READY_S, 0.05)
+
+
+def in_mid_trial(graph, models, count=3):
+    """Trials that made a tool call and wait for their model. Returns their ids."""
+    policies = [
+        models.policy(lambda call: SEARCH if call.turn == 0 else models.released.wait(100) or DONE)
+        for _ in range(count)
+    ]
+    ids = [graph.start(graph.payload(policy, deadline_s=60)) for policy in policies]
+
+    def all_wait():
+        return all(len(policy.calls) == 2 for policy in policies)
+
+    eventually(all_wait, 40)
+    return ids
+
+
+@pytest.mark.parametrize("server", ["resource", "agent"])
+def test_e2_and_e12_a_killed_server_ends_its_trials_and_comes_back_alone(graph, models, example_rows, server):
+    others = {name: graph.pid(name) for name in ("gateway", "agent", "resource", "head") if name != server}
+    epoch, ids = graph.health()[1]["service_epoch"], in_mid_trial(graph, models)
+    killed, began = graph.kill(server), time.monotonic()
+    wait_not_ready(graph)
+    for request_id in ids:
+        assert_lost(graph.wait(request_id), graph.settings.local_url(server))
+    assert time.monotonic() - began < 45, "the trials ended, but later than their deadlines allow"
+    # Taken while the server is away, run when it is back.
+    waiting = graph.start(graph.payload(models.oracle(example_rows[0]), deadline_s=120))
+    graph.wait_ready()
+    assert graph.wait(waiting)["reward"] == 1.0
+    graph.wait_released()
+    assert {name: graph.pid(name) for name in others} == others and graph.pid(server) != killed
+    assert graph.health()[1]["service_epoch"] == epoch
+
+
+def client_environment(graph, policy, folder, row):
+    """Variables of an agent command as the trainer sets them."""
+    import json
+
+    import rows
+
+    relax = rows.to_relax(row)
+    folder.mkdir()
+    (folder / "in.json").write_text(json.dumps({"messages": relax["input"], "metadata": relax["metadata"]}))
+    return graph.env | {
+        "RELAX_INPUT_JSON": str(folder / "in.json"),
+        "RELAX_OUTPUT_JSON": str(folder / "out.json"),
+        "RELAX_SESSION_IO_DIR": str(folder),
+        "RELAX_BASE_URL": policy.base_url,
+        "RELAX_SESSION_ID": f"never-show-me-{secrets.token_hex(8)}",
+        "RELAX_ROLLOUT_MODE": "train",
+        "RELAX_GROUP_ID": "g",
+        "NEMO_GYM_DEADLINE_S": "120",
+    }
+
+
+class Client:
+    """A session client as its own process."""
+
+    def __init__(self, graph, policy, folder, row):
+        self.output = folder / "out.json"
+        environment = client_environment(graph, policy, folder, row)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "session_client.py")],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=os.path.dirname(SCRIPTS),
+        )
+
+    def end(self):
+        """(exit status, stderr)."""
+        _, errors = self.process.communicate(timeout=150)
+        return self.process.returncode, errors
+
+
+def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(graph, models, example_rows, tmp_path):
+    finished = graph.payload(models.oracle(example_rows[0]))
+    result = graph.wait(graph.start(finished))
+    running, epoch = in_mid_trial(graph, models, 2), graph.health()[1]["service_epoch"]
+    hanging = models.hanging()
+    caught = Client(graph, hanging, tmp_path / "caught", example_rows[0])
+
+    def client_runs():
+        return hanging.calls
+
+    eventually(client_runs, 40)
+    assert graph.resource("GET", "/sessions").json()["open"] == 3
+    graph.kill("gateway")
+    late = Client(graph, models.oracle(example_rows[0]), tmp_path / "late", example_rows[0])
+    graph.wait_ready()
+    assert graph.health()[1]["service_epoch"] != epoch
+    assert graph.show(finished["request_id"]).json() == result
+    assert graph.create(finished).json() == result
+    for request_id in running:
+        snapshot = graph.show(request_id).json()
+        assert (snapshot["status"], snapshot["reward"]) == ("failed", None)
+        assert snapshot["error"]["code"] == "gateway_restarted"
+    status, errors = caught.end()
+    assert status == 1 and "gateway_restarted" in errors and "never-show-me-" not in errors
+    assert len(errors.splitlines()) == 1 and not caught.output.exists()
+    assert late.end() == (0, "") and '"reward": 1.0' in late.output.read_text()
+    graph.wait_released(30)
