@@ -1,0 +1,112 @@
+"""`make stop` (runs last): nothing of ours is left, nothing else is touched, a second call finds nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import local
+from graph import SCRIPTS
+
+SLEEP = "import time; time.sleep(300)"
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """Processes like ours that are not: a sleeper, one that looks like a Ray, one marked by another run folder."""
+    ray = tmp_path_factory.mktemp("other") / "raylet"
+    ray.symlink_to(sys.executable)
+    other_run = os.environ | {local.MARK: str(ray.parent), local.ROLE: "gym"}
+    unmarked = {name: value for name, value in os.environ.items() if name not in (local.MARK, local.ROLE)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", SLEEP], env=unmarked),
+        subprocess.Popen([str(ray), "-c", SLEEP, "ray::IDLE", "supervise.py", "gcs_server"], env=unmarked),
+        subprocess.Popen([sys.executable, "-c", SLEEP, "scripts/supervise.py"], env=other_run),
+    ]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def stopped(graph_started, strangers, models):
+    """What was there before, and the result of a stop while a trial ran."""
+    graph_started.wait_ready()
+    graph_started.wait_running(graph_started.start(graph_started.payload(models.hanging())))
+    before = {
+        "processes": local.ours(graph_started.settings),
+        "ray": Path((graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()),
+        "sockets": open_ports(graph_started),
+        "shared": shared_memory(local.ours(graph_started.settings)),
+    }
+    return before, graph_started.stop()
+
+
+def open_ports(graph):
+    inodes = set().union(*(local.sockets_of(process) for process in local.ours(graph.settings)))
+    return {port for _, port, inode in local.listening() if inode in inodes}
+
+
+def shared_memory(processes):
+    """Files under /dev/shm that these processes hold mapped."""
+    found = set()
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue
+        found |= {line.split()[5] for line in maps.splitlines() if "/dev/shm/" in line}
+    return found
+
+
+def test_stop_says_what_it_ended(stopped):
+    before, result = stopped
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    assert result.stdout.startswith("Stopped: ") and "none left" in result.stdout
+    assert len(before["processes"]) > 5
+
+
+def test_no_process_is_left(stopped, graph_started):
+    before, _ = stopped
+    assert not [process for process in before["processes"] if process.alive()]
+    assert not local.ours(graph_started.settings)
+
+
+def test_no_port_is_left(stopped):
+    before, _ = stopped
+    listening = {port for _, port, _ in local.listening()}
+    assert len(before["sockets"]) > 8 and not before["sockets"] & listening
+
+
+def test_no_temporary_folder_and_no_shared_memory_is_left(stopped):
+    before, _ = stopped
+    assert not before["ray"].exists()
+    assert not [path for path in before["shared"] if Path(path).exists()]
+
+
+def test_nothing_else_was_ended(stopped, strangers):
+    assert [process.poll() for process in strangers] == [None] * len(strangers)
+
+
+def test_a_second_stop_finds_nothing(stopped, graph_started, strangers):
+    again = graph_started.stop()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "Stopped: nothing was running\n", "")
+    assert [process.poll() for process in strangers] == [None] * len(strangers)
+
+
+def test_the_trial_that_ran_is_on_record_as_ended(stopped, graph_started):
+    import sqlite3
+
+    with sqlite3.connect(graph_started.run_dir / "trials.sqlite") as store:
+        unfinished = store.execute("SELECT count(*) FROM trials WHERE snapshot IS NULL").fetchone()[0]
+        last = store.execute("SELECT snapshot FROM trials ORDER BY created DESC LIMIT 1").fetchone()[0]
+    assert unfinished == 0 and "service_shutdown" in last
+
+
+def test_stop_needs_no_graph_and_no_run_folder(graph_started, tmp_path):
+    env = graph_started.env | {"RUN_DIR": str(tmp_path / "never")}
+    result = subprocess.run([sys.executable, str(SCRIPTS / "stop.py")], env=env, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "Stopped: nothing was running\n")
