@@ -4,6 +4,7 @@ Its Gateway listens on every interface, so that the tests can come from beyond l
 guards it. `test_stop.py` ends the graph and runs last.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def graph_started(tmp_path_factory, example_rows):
         GYM_START_TIMEOUT_S="400",
         GATEWAY_MAX_ANSWER_BYTES=str(1 << 20),
     )
+    # A time limit over the whole run sends SIGTERM, which would leave the graph behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         graph.up()
         yield graph
