@@ -27,6 +27,8 @@ GRAPH_VARIABLES = (
     "GATEWAY_RETENTION_S", "GATEWAY_MAX_BODY_BYTES", "GATEWAY_MAX_ANSWER_BYTES", "GATEWAY_MAX_CALLS_PER_ANSWER",
     "GATEWAY_MODEL_TRIES", "GATEWAY_MODEL_BACKOFF_S", "GATEWAY_CLEANUP_TIMEOUT_S",
 )  # fmt: skip
+# A start takes half a minute of both cores; looking more often would only slow it down.
+POLL_S = 0.5
 # From GYM_BASE_PORT on, as env.example has it.
 PORTS_TAKEN = 200
 GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
@@ -104,7 +106,7 @@ def wait_until_ready(settings, supervisor, current):
             raise Failure(f"the graph did not get ready; {why_not(settings)}")
         waiting = [name for name, server in state.get("servers", {}).items() if not server["up"]]
         current.detail(f"waiting for {', '.join(waiting) if state else 'Ray and the Gateway'}")
-        time.sleep(0.3)
+        time.sleep(POLL_S)
 
 
 def why_not(settings):

@@ -12,6 +12,7 @@ import copy
 import secrets
 import sqlite3
 import time
+import traceback
 
 from gateway.metrics import Metrics
 from gateway.model_calls import EndpointFault, TooManyCalls
@@ -200,6 +201,14 @@ class Trials:
         return await self.environment.run(live.rollout_id, live.request.run_request)
 
     async def _clean(self, live):
+        """Prove the trial's state gone: None, or the Fault. Whatever goes wrong here must not keep a trial live."""
+        try:
+            return await self._prove_clean(live)
+        except Exception as error:
+            traceback.print_exc()
+            return Fault("cleanup_failed", type(error).__name__, "a fault of the Gateway; its log tells more")
+
+    async def _prove_clean(self, live):
         outcome = live.trial.outcome
         if live.trial.status is Status.QUEUED:
             return None
