@@ -6,11 +6,10 @@ each database is read from its file once and copied from then on (that alone sav
 """
 
 import importlib
-import shutil
-import subprocess
 import sys
 
-from apply_patches import WORKPLACE, digest, installed_tree, patch_files, read_sums
+from apply_patches import WORKPLACE, digest, patch_files, read_sums
+from unpatched import take_back
 
 PACKAGE = "unpatched_workplace_assistant"
 TOOLS = {
@@ -25,7 +24,7 @@ TOOLS = {
 
 def load(folder):
     """The unpatched `utils` module (get_tools, is_correct), out of a copy made in `folder`."""
-    take_patches_back(folder)
+    take_back(patch_files(), folder)
     assert_as_released(folder)
     package = folder / PACKAGE
     (folder / WORKPLACE).rename(package)
@@ -38,13 +37,6 @@ def load(folder):
         return importlib.import_module(f"{PACKAGE}.utils")
     finally:
         sys.path.remove(str(folder))
-
-
-def take_patches_back(folder):
-    shutil.copytree(installed_tree() / WORKPLACE, folder / WORKPLACE, ignore=shutil.ignore_patterns("__pycache__"))
-    for patch in reversed(patch_files()):
-        command = ["git", "apply", "--reverse", f"--include={WORKPLACE}/*", str(patch)]
-        subprocess.run(command, cwd=folder, env={"GIT_CEILING_DIRECTORIES": str(folder.parent)}, check=True)
 
 
 def assert_as_released(folder):
