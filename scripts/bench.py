@@ -92,13 +92,10 @@ class Graph:
         self.pids = {}
 
     def start(self):
-        """Start it without waiting; `wait` for it."""
+        """Start it and wait until it is ready. Raises Failure."""
         command = [self.python, str(ROOT / "scripts" / "gym_up.py")]
         environment = os.environ | self.overrides
-        self.starting = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-    def wait(self):
-        if self.starting.wait():
+        if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode:
             raise Failure(f"the {self.name} graph did not start; its error is above")
         self.pids = {name: listener(self.settings, name) for name in PROCESSES}
 
@@ -136,8 +133,6 @@ def graphs(settings, concurrency, only_patched):
         with stage("graphs"):
             for graph in made:
                 graph.start()
-            for graph in made:
-                graph.wait()
         yield made
     finally:
         for graph in made:
