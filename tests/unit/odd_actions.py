@@ -61,24 +61,10 @@ IDS = {
 }
 EMAILS = column("project_tasks.csv", "assigned_to_email")
 EMAILS += [EMAILS[0].upper(), "nobody@atlas.com", "a@b.co", "@", "no address", "atlas.com"]
-WORDS = [
-    "meeting",
-    "Sam",
-    "SYNC",
-    "update on",
-    "report project",
-    "xyzzy",
-    "Taylor",
-    "luis",
-    "nano",
-    "design",
-    "ß",
-    "SS",
-]
+WORDS = ["meeting", "Sam", "SYNC", "update on", "report project", "xyzzy", "Taylor", "luis", "nano", "design", "ß"]
 TOOLS = schemas()
-WRITES = [
-    name for name in TOOLS if any(verb in name for verb in ("create", "add", "send", "delete", "update", "reply"))
-]
+VERBS = {"create", "add", "send", "delete", "update", "reply", "forward"}
+WRITES = [name for name in TOOLS if VERBS & set(name.split("_"))]
 
 
 def values(tool, argument):
