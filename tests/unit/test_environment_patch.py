@@ -97,7 +97,7 @@ def read_lines(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded runs beside the clone")
+@pytest.mark.shared_data
 def test_the_same_outputs_and_the_recorded_rewards_for_recorded_runs(unpatched):
     for actions, ground_truth, reward in traces():
         assert verdict(patched, actions, ground_truth)[0] == reward
