@@ -54,6 +54,10 @@ gym-down: ## End the environment's servers
 test: ## Run all tests
 	@tests/run.sh
 
+.PHONY: bench
+bench: ## Measure the environment, patched and unpatched in turns
+	@scripts/run.sh bench
+
 .PHONY: lint
 lint: ## Check the form of every file
 	@tests/lint.sh

@@ -159,7 +159,7 @@ def test_sums_are_what_record_writes_of_the_released_tree(tree, monkeypatch, tmp
     apply_patches.record([tree])
     listed = (apply_patches.PATCHES / "SHA256SUMS").read_text().splitlines()
     assert set((tmp_path / "SUMS").read_text().splitlines()) <= set(listed)
-    assert set(read_sums()) == {APP, ADDED, AGENT} == set(apply_patches.touched_names())
+    assert {APP, ADDED, AGENT} <= set(read_sums()) == set(apply_patches.touched_names())
 
 
 @pytest.mark.parametrize("patch", patch_files(), ids=lambda patch: patch.name)

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Measure how fast the environment is, and how much our patch of it makes of that. Not a test.
+
+On this machine, in graphs of its own (their ports and run folders beside the configured ones; they
+are ended afterwards): trials with a scripted policy (search, reply, closing message) through the
+real graph, patched and unpatched in turns, so that what else the machine does falls on both.
+Prints trials/s, latencies, CPU a trial of each process and resident memory, and writes them with
+a plot to --out. Takes about six minutes on two cores with the defaults; parts on their own:
+
+  graph     the whole graph, at each concurrency, patched and unpatched (--only-patched: alone)
+  tools     seed, verification and each tool, called in a process of their own
+  client    the session client, from its start to its request for a trial
+  gateway   the Gateway alone, with an agent and a resource server that do nothing
+
+  make bench
+  scripts/run.sh bench --parts graph --trials 2000 --concurrency 64,256,1024 --only-patched
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import bench_load
+import bench_plot
+import local
+import settings as variables
+from apply_patches import PATCHES, fingerprint, installed_tree
+from gym_down import end_graph
+from settings import ROOT, from_command_line
+from terminal import Bar, Failure, clear_line, run, say, stage, table
+from unpatched import overlay
+
+FAST = PATCHES / "0003-fast-environment.patch"
+PROCESSES = ("gateway", "agent", "resource")
+PARTS = ("graph", "tools", "client", "gateway")
+PORTS_APART = 200
+CLIENT_STARTS = 15
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def options(parser):
+    add = parser.add_argument
+    add("--parts", default=",".join(PARTS), metavar="LIST", help=f"which of {','.join(PARTS)} [all]")
+    add("--trials", type=int, default=200, metavar="N", help="trials of each graph and concurrency [200]")
+    add("--concurrency", default="8,64", metavar="LIST", help="trials at once [8,64]")
+    add("--rounds", type=int, default=2, metavar="N", help="turns in which the trials are run [2]")
+    add("--only-patched", action="store_true", help="do not start the unpatched graph")
+    add("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg [RUN_DIR/bench]")
+
+
+def checked(args):
+    """The command line's lists, or a Failure that names the option."""
+    parts = args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise Failure(f"--parts: {sorted(unknown)[0]!r} is none of {','.join(PARTS)}")
+    levels = args.concurrency.split(",")
+    if not all(level.isdecimal() and 1 <= int(level) <= 4096 for level in levels):
+        raise Failure(f"--concurrency: {args.concurrency!r} is no list of numbers from 1 to 4096")
+    if args.trials < 1 or args.rounds < 1:
+        raise Failure("--trials and --rounds are at least 1")
+    return parts, [int(level) for level in levels]
+
+
+# --- graphs --------------------------------------------------------------------------------
+
+
+class Graph:
+    """A graph of the bench's own: started by gym_up.py with another Python, run folder and ports."""
+
+    def __init__(self, settings, name, python, nth, concurrency):
+        base = settings.GYM_BASE_PORT + PORTS_APART * (1 + nth)
+        self.name, self.python = name, str(python)
+        self.overrides = {
+            "RUN_DIR": str(settings.RUN_DIR / "bench" / name),
+            "GYM_BASE_PORT": str(base),
+            "GYM_RAY_PORT": str(settings.GYM_BASE_PORT + PORTS_APART * 3 + nth),
+            "GYM_BIND_HOST": "127.0.0.1",
+            "GYM_HOST": "127.0.0.1",
+            "NEMO_GYM_URL": "",
+            "GATEWAY_TOKEN": "",
+            "GATEWAY_QUEUE_LIMIT": "100000",
+            "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(concurrency),
+        }
+        self.settings = variables.load(self.overrides)
+        self.pids = {}
+
+    def start(self):
+        """Start it and wait until it is ready. Raises Failure."""
+        command = [self.python, str(ROOT / "scripts" / "gym_up.py")]
+        environment = os.environ | self.overrides
+        if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode:
+            raise Failure(f"the {self.name} graph did not start; its error is above")
+        self.pids = {name: listener(self.settings, name) for name in PROCESSES}
+
+    def end(self):
+        end_graph(self.settings)
+
+    def usage(self):
+        """{process: (CPU seconds so far, resident bytes)}."""
+        return {name: usage(pid) for name, pid in self.pids.items()}
+
+
+def listener(settings, name):
+    """The pid that listens on one of the graph's ports."""
+    inodes = {inode for _, port, inode in local.listening() if port == settings.port(name)}
+    found = [process.pid for process in local.ours(settings, "gym") if inodes & local.sockets_of(process)]
+    if not found:
+        raise Failure(f"nobody of the graph listens on port {settings.port(name)}")
+    return min(found)
+
+
+def usage(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return (int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE_BYTES
+
+
+@contextmanager
+def graphs(settings, concurrency, only_patched):
+    """The graphs to compare, up and ready; ended whatever happens."""
+    kinds = [("patched", sys.executable)]
+    if not only_patched:
+        kinds.append(("unpatched", overlay([FAST], settings.RUN_DIR / "bench" / "unpatched-venv")))
+    made = [Graph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(kinds)]
+    try:
+        with stage("graphs"):
+            for graph in made:
+                graph.start()
+        yield made
+    finally:
+        for graph in made:
+            graph.end()
+
+
+# --- the whole graph -----------------------------------------------------------------------
+
+
+class Measured:
+    """What the rounds of one graph at one concurrency add up to."""
+
+    def __init__(self):
+        self.latencies, self.seconds, self.failed = [], 0.0, 0
+        self.cpu, self.before, self.after = dict.fromkeys(PROCESSES, 0.0), None, None
+
+    def add(self, result, before, after):
+        self.latencies += result["latencies"]
+        self.seconds += result["seconds"]
+        self.failed += result["failed"]
+        for name in before:
+            self.cpu[name] += after[name][0] - before[name][0]
+        self.before = self.before or {name: rss for name, (_, rss) in before.items()}
+        self.after = {name: rss for name, (_, rss) in after.items()}
+
+    def figures(self):
+        count = len(self.latencies)
+        return {
+            "trials": count,
+            "failed": self.failed,
+            "trials_per_s": round(count / self.seconds, 2),
+            "p50_ms": percentile(self.latencies, 50),
+            "p95_ms": percentile(self.latencies, 95),
+            "p99_ms": percentile(self.latencies, 99),
+            "cpu_ms_per_trial": {name: round(1000 * spent / count, 2) for name, spent in self.cpu.items()},
+            "rss_mb_before": {name: round(rss / 2**20, 1) for name, rss in self.before.items()},
+            "rss_mb_after": {name: round(rss / 2**20, 1) for name, rss in self.after.items()},
+        }
+
+
+def percentile(values, percent):
+    """A percentile in ms, by nearest rank."""
+    ordered = sorted(values)
+    return round(1000 * ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 1)
+
+
+def measure_graphs(settings, args, levels):
+    """{concurrency: {graph: figures}}; the graphs take turns."""
+    found = {}
+    with graphs(settings, max(levels), args.only_patched) as compared:
+        for graph in compared:
+            asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
+        for level in levels:
+            measured = {graph.name: Measured() for graph in compared}
+            bar = Bar(f"concurrency {level}", args.trials * len(compared))
+            for nth in range(args.rounds):
+                share = args.trials // args.rounds + (nth < args.trials % args.rounds)
+                for graph in compared:
+                    before = graph.usage()
+                    url = graph.settings.local_url("gateway")
+                    result = asyncio.run(bench_load.load(graph.settings, url, share, level, on_trial=bar.step))
+                    measured[graph.name].add(result, before, graph.usage())
+            clear_line()
+            found[level] = {name: one.figures() for name, one in measured.items() if one.latencies}
+    return found
+
+
+def show_graphs(found):
+    rows = []
+    for level, graphs_ in found.items():
+        for name, one in graphs_.items():
+            cpu, before, after = one["cpu_ms_per_trial"], one["rss_mb_before"], one["rss_mb_after"]
+            memory = " ".join(f"{before[process]:.0f}>{after[process]:.0f}" for process in PROCESSES)
+            latencies = [one[f"p{percent}_ms"] for percent in (50, 95, 99)]
+            cpus = [cpu[process] for process in PROCESSES]
+            rows.append([level, name, one["trials_per_s"], *latencies, *cpus, memory, one["failed"]])
+    heads = ["at once", "environment", "trials/s", "p50 ms", "p95 ms", "p99 ms"]
+    heads += [f"{process} CPU ms" for process in PROCESSES]
+    say(table([*heads, "MB " + " ".join(PROCESSES), "failed"], rows))
+    for level, graphs_ in found.items():
+        if len(graphs_) == 2:
+            new, old = graphs_["patched"], graphs_["unpatched"]
+            cpu = old["cpu_ms_per_trial"]["resource"] / max(new["cpu_ms_per_trial"]["resource"], 0.01)
+            speed = new["trials_per_s"] / old["trials_per_s"]
+            say(f"at {level}: {speed:.1f} times the trials/s; 1/{cpu:.1f} of the CPU in the resource server")
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+def measure_tools(settings, rounds):
+    """{part: {"patched": ms, "unpatched": ms}}: the median of the rounds, in which the two take turns."""
+    pythons = {
+        "patched": sys.executable,
+        "unpatched": overlay([FAST], settings.RUN_DIR / "bench" / "unpatched-venv"),
+    }
+    runs = {name: [] for name in pythons}
+    for _ in range(max(rounds, 3)):
+        for name, python in pythons.items():
+            command = [str(python), str(ROOT / "scripts" / "bench_parts.py")]
+            runs[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return {
+        part: {name: statistics.median(one[part] for one in found) for name, found in runs.items()}
+        for part in runs["patched"][0]
+    }
+
+
+def show_tools(found):
+    rows = [
+        [part, one["patched"], one["unpatched"], round(one["unpatched"] / one["patched"], 1)]
+        for part, one in found.items()
+    ]
+    say(table(["part", "patched ms", "unpatched ms", "ratio"], rows))
+
+
+async def client_starts(settings, folder):
+    """Seconds from the session client's start to its request for a trial, for some starts."""
+    servers, taken = bench_load.Servers(), []
+    async with bench_load.serving(servers) as url:
+        body = bench_load.payload(settings, url)
+        task = folder / "input.json"
+        task.write_text(json.dumps(body["environment"]["task"]))
+        environment = os.environ | {
+            "NEMO_GYM_URL": url,
+            "RELAX_INPUT_JSON": str(task),
+            "RELAX_OUTPUT_JSON": str(folder / "output.json"),
+            "RELAX_SESSION_IO_DIR": str(folder),
+            "RELAX_BASE_URL": body["model_endpoint"]["base_url"],
+            "RELAX_SESSION_ID": body["session"]["session_id"],
+            "RELAX_ROLLOUT_MODE": "train",
+            "RELAX_GROUP_ID": "0",
+        }
+        for _ in range(CLIENT_STARTS):
+            servers.created.clear()
+            started = time.monotonic()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(ROOT / "scripts" / "session_client.py"), env=environment
+            )
+            created = asyncio.ensure_future(servers.created.wait())
+            await asyncio.wait({created, asyncio.ensure_future(process.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            taken.append(time.monotonic() - started)
+            if await process.wait():
+                raise Failure("the session client failed; its error is above")
+    return taken
+
+
+def measure_client(settings, folder):
+    taken = asyncio.run(client_starts(settings, folder))
+    return {"starts": len(taken), "p50_ms": percentile(taken, 50), "p95_ms": percentile(taken, 95)}
+
+
+async def gateway_alone(settings, args, level):
+    """Figures of a Gateway whose agent and resource server do nothing: what it costs itself."""
+    graph = Graph(settings, "gateway-alone", sys.executable, 0, level)
+    callbacks, url = graph.settings.local_url("callbacks"), graph.settings.local_url("gateway")
+    async with bench_load.serving(bench_load.Servers(callbacks)) as nothing:
+        host, port = nothing.removeprefix("http://").split(":")
+        place = {"server": {"host": host, "port": int(port)}}
+        config = {"agent": {"responses_api_agents": place}, "resource": {"resources_servers": place}}
+        environment = local.environment(graph.settings, "gym") | graph.settings.texts
+        environment |= {"NEMO_GYM_CONFIG_DICT": json.dumps(config)}
+        command = [sys.executable, str(ROOT / "scripts" / "gateway" / "app.py")]
+        process = local.spawn(command, graph.settings.RUN_DIR / "logs" / "gateway.log", environment, ROOT)
+        try:
+            await ready(graph.settings, process)
+            await bench_load.load(graph.settings, url, 20, 4, callbacks)
+            before = {"gateway": usage(process.pid)}
+            result = await bench_load.load(graph.settings, url, args.trials, level, callbacks)
+            measured = Measured()
+            measured.add(result, before, {"gateway": usage(process.pid)})
+        finally:
+            end_graph(graph.settings)
+            process.wait()
+    figures = measured.figures()
+    return {name: figures[name] for name in ("trials_per_s", "p50_ms", "p99_ms", "failed")} | {
+        "cpu_ms_per_trial": figures["cpu_ms_per_trial"]["gateway"]
+    }
+
+
+async def ready(settings, process):
+    deadline = time.monotonic() + settings.GYM_START_TIMEOUT_S
+    url = f"{settings.local_url('gateway')}/readyz"
+    while (await asyncio.to_thread(local.get, url, 2))[0] != 200:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise Failure(f"the Gateway did not get ready:\n{local.tail(settings.RUN_DIR / 'logs' / 'gateway.log')}")
+        await asyncio.sleep(0.2)
+
+
+# --- all together --------------------------------------------------------------------------
+
+
+def measure(settings, args, parts, levels, out):
+    """Run the parts, say what each gave; returns all figures."""
+    found = {"environment": fingerprint(installed_tree()), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+    if "tools" in parts:
+        found["tools"] = measure_tools(settings, args.rounds)
+        show_tools(found["tools"])
+    if "client" in parts:
+        found["client"] = measure_client(settings, out)
+        say(f"session client, start to request: p50 {found['client']['p50_ms']} ms, p95 {found['client']['p95_ms']} ms")
+    if "gateway" in parts:
+        found["gateway"] = {level: asyncio.run(gateway_alone(settings, args, level)) for level in levels}
+        for level, one in found["gateway"].items():
+            say(f"Gateway alone at {level}: {json.dumps(one)}")
+    if "graph" in parts:
+        found["graph"] = measure_graphs(settings, args, levels)
+        show_graphs(found["graph"])
+    return found
+
+
+def main():
+    settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=options)
+    parts, levels = checked(args)
+    out = args.out or settings.RUN_DIR / "bench"
+    out.mkdir(parents=True, exist_ok=True)
+    found = measure(settings, args, parts, levels, out)
+    (out / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / "bench.svg").write_text(bench_plot.svg(found))
+    say(f"Bench done: {out / 'bench.json'} {out / 'bench.svg'}")
+
+
+if __name__ == "__main__":
+    run(main)
