@@ -107,7 +107,7 @@ def cause(error, step):
 
 
 def preflight(client, settings, image):
-    """Run the preflight in the new image, confined and without network. Returns its result line."""
+    """Run the preflight in the new image, confined and without network. Returns what it said."""
     from docker.errors import ContainerError
 
     with in_words("image preflight"):
@@ -126,7 +126,7 @@ def preflight(client, settings, image):
         except ContainerError as error:
             reason = docker_backend.first_line(error.stderr).removeprefix("error: ")
             raise Failure(f"the image was built and does not pass its preflight: {reason}") from None
-    return output.decode(errors="replace").strip().splitlines()[-1]
+    return output.decode(errors="replace").strip()
 
 
 def main():
@@ -149,9 +149,10 @@ def main():
     with in_words(f"naming the image {settings.NEMO_GYM_IMAGE}"):
         client.images.get(image).tag(repository, tag=tag)
         size = client.images.get(image).attrs["Size"]
+    added = size - base.attrs["Size"]
     say(passed)
     say(
-        f"Image ready: {settings.NEMO_GYM_IMAGE} size={size / 1e6:.0f} MB added={(size - base.attrs['Size']) / 1e6:.0f} MB "
+        f"Image ready: {settings.NEMO_GYM_IMAGE} size={size / 1e6:.0f} MB added={added / 1e6:.0f} MB "
         f"seconds={time.monotonic() - started:.0f}"
     )
 

@@ -82,7 +82,7 @@ def explain(text):
     if "no space left on device" in text.lower():
         return "the Docker engine's disk is full; run: docker system prune, or give it more room"
     if missing := re.search(r"bind source path does not exist: (\S+)", text):
-        return f"the machine of the Docker engine has no {missing[1]}; set HOST_REPO_DIR to where {ROOT} lies on that machine"
+        return f"the engine's machine has no {missing[1]}; set HOST_REPO_DIR to where {ROOT} lies on that machine"
     return text
 
 
