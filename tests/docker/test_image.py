@@ -25,12 +25,12 @@ import session_client
 import settings as variables
 import verify_trial
 from apply_patches import WORKPLACE, installed_tree
-from conftest import SHARED_DATA
 from gateway_client import Gateway, Trial
 from gym_up import readiness
 
 SECRET = "never-show-me-4711"
 CLONE = variables.ROOT
+SHARED_DATA = CLONE.parent / "shared" / "data"
 # A block of 200 ports of its own, and one more for Ray, below the kernel's range of chance ports.
 BASE_PORT, RAY_PORT = 12400, 12600
 CONTRACT = "Workplace Assistant verifier contract passed: equivalent_reward=1.0 incorrect_reward=0.0"
