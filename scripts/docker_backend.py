@@ -150,16 +150,16 @@ def check_paths(client, settings, image):
     token = secrets.token_hex(8)
     asked, seen = settings.RUN_DIR / ".probe", settings.RUN_DIR / ".probe-seen"
     shared = confinement(client, settings)
+    copy = ["/bin/sh", "-c", f"cp {STATE}/{asked.name} {STATE}/{seen.name} 2>&1 || true"]
     asked.write_text(token)
     try:
         with in_words("mounting RUN_DIR into a container"):
-            copy = ["/bin/cp", f"{STATE}/{asked.name}", f"{STATE}/{seen.name}"]
-            client.containers.run(image, copy, remove=True, network_mode="none", **shared)
+            said = client.containers.run(image, copy, remove=True, network_mode="none", **shared)
         if not seen.exists() or seen.read_text() != token:
             where = host_path(settings, settings.RUN_DIR)
             raise Failure(
-                f"{where} on the machine of the Docker engine is not {settings.RUN_DIR} here; set HOST_REPO_DIR to "
-                f"where {ROOT} lies on that machine"
+                f"{where} on the Docker engine's machine is not {settings.RUN_DIR} here, "
+                f"or may not be written to ({first_line(said)}); set HOST_REPO_DIR to where {ROOT} lies on that machine"
             )
     finally:
         for path in (asked, seen):
@@ -202,12 +202,13 @@ class DockerGraph:
         self.container = None
 
     def runs(self, fingerprint):
-        """Whether our container of this fingerprint and image runs."""
+        """Whether our container of this fingerprint, image and shared memory runs."""
         return any(
             c.status == "running"
             and c.name == self.settings.GYM_CONTAINER
             and c.labels.get(FINGERPRINT_LABEL) == fingerprint
             and c.attrs["Image"] == self.image.id
+            and c.attrs["HostConfig"]["ShmSize"] == self.settings.GYM_SHM_MB << 20
             for c in ours(self.client, self.settings)
         )
 

@@ -3,6 +3,7 @@
 import io
 import os
 import secrets
+import socket
 import tarfile
 from pathlib import Path
 
@@ -106,16 +107,12 @@ def test_a_path_the_engine_does_not_have_names_the_variable(load):
         settings.RUN_DIR.rmdir()
 
 
-def test_a_taken_port_is_named_before_a_container_is_made(client, load, monkeypatch):
-    settings = load()
+def test_a_taken_port_is_named_before_a_container_is_made(client, load):
+    settings = load(GYM_BASE_PORT=12800, GYM_RAY_PORT=13000)
     graph, _ = gym_up.choose_backend(settings)
-
-    def taken(_):
-        raise Failure("port 29000 is taken")
-
-    graph.check_ports = taken
-    with pytest.raises(Failure, match="port 29000 is taken"):
-        gym_up.replace_graph(graph, "f", None)
+    taken = socket.create_server(("127.0.0.1", settings.port("head")))
+    with taken, pytest.raises(Failure, match="port 12803 .* is taken by process"):
+        graph.check()
     assert docker_backend.ours(client, settings) == []
 
 

@@ -1,7 +1,7 @@
 """The real image: built, checked, started, verified from inside and outside, compared, and stopped.
 
-Minutes, most of them the first build and the start of two graphs. The tests are in order: they
-share one image and one container, and the last ones replace it by the local graph.
+Minutes, most of them the first build and the start of two graphs. The tests share one image; the
+local graph comes first, the container replaces it and serves the rest, and the last test stops it.
 """
 
 import json
@@ -79,8 +79,16 @@ def build_output(installation):
 
 
 @pytest.fixture(scope="module")
-def container(client, installation, build_output):
-    installation.run("gym_up.py")
+def bare(installation, build_output):
+    """What the local graph makes of the compared rows, and its environment's fingerprint."""
+    assert "backend=local" in installation.run("gym_up.py", GYM_BACKEND="local")
+    return outcomes(installation.settings), readiness(installation.settings)[1]["environment"]
+
+
+@pytest.fixture(scope="module")
+def container(client, installation, bare):
+    assert "backend=docker" in installation.run("gym_up.py")
+    assert not local.ours(installation.settings)
     (found,) = docker_backend.ours(client, installation.settings)
     return found
 
@@ -153,20 +161,15 @@ def test_a_second_start_keeps_the_container(client, container, installation):
     assert [c.id for c in docker_backend.ours(client, installation.settings)] == [container.id]
 
 
-def test_both_backends_give_the_same_bytes(client, container, installation):
-    tasks = compared_rows()
-    contained = outcomes(installation.settings, tasks)
-    environment = readiness(installation.settings)[1]["environment"]
-    said = installation.run("gym_up.py", GYM_BACKEND="local")
-    assert "backend=local" in said
-    assert docker_backend.ours(client, installation.settings) == []
-    bare = outcomes(installation.settings, tasks)
-    for task, one, other in zip(tasks, contained, bare, strict=True):
+def test_both_backends_give_the_same_bytes(container, installation, bare):
+    played, environment = bare
+    for task, one, other in zip(compared_rows(), played, outcomes(installation.settings), strict=True):
         assert one == other, f"row {task['id']} of {task['category']}"
-    assert all(outputs and reward == 1.0 for outputs, reward in contained)
-    same = ("gym_commit", "pandas", "workplace_tree", "patches")
+    assert all(reward == 1.0 for _, reward in played)
+    assert sum(len(outputs) for outputs, _ in played) > len(played)
     now = readiness(installation.settings)[1]["environment"]
-    assert [environment[name] for name in same] == [now[name] for name in same]
+    for name in ("gym_commit", "pandas", "workplace_tree", "patches"):
+        assert environment[name] == now[name]
 
 
 def compared_rows():
@@ -176,7 +179,7 @@ def compared_rows():
     return found + (rows.read_rows(more, 50) if more.exists() else [])
 
 
-def outcomes(settings, tasks):
+def outcomes(settings):
     """Play each row's ground truth as a trial: [(its tool outputs, byte for byte, its reward)]."""
     seen = {}
 
@@ -197,15 +200,12 @@ def outcomes(settings, tasks):
 
     try:
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(play, tasks))
+            return list(pool.map(play, compared_rows()))
     finally:
         server.stop()
 
 
-def test_a_stop_ends_the_container_and_confirms(client, installation, build_output):
-    installation.run("gym_up.py")
-    (found,) = docker_backend.ours(client, installation.settings)
-    assert found.status == "running"
+def test_a_stop_ends_the_container_and_confirms(client, container, installation):
     assert "none left" in installation.run("stop.py")
     assert docker_backend.ours(client, installation.settings) == []
     assert (installation.settings.RUN_DIR / "logs" / "supervisor.log").stat().st_size
