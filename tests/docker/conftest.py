@@ -17,6 +17,9 @@ import pytest
 import docker_backend
 from terminal import Failure
 
+# The same each time: the build remembers its steps by what it is given, this address too.
+GIT_PORT = 12399
+
 
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
@@ -51,16 +54,13 @@ def git_source(tmp_path_factory):
     if not repository:
         pytest.skip("IMAGE_TEST_GIT names no bare repository of NeMo Gym")
     repository = Path(repository).resolve()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     allowed = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true", "safe.directory=*"]
     options = [word for option in allowed for word in ("-c", option)]
     command = ["git", *options, "daemon", "--reuseaddr", "--export-all", f"--base-path={repository.parent}"]
-    server = subprocess.Popen([*command, "--listen=127.0.0.1", f"--port={port}", str(repository)])
+    server = subprocess.Popen([*command, "--listen=127.0.0.1", f"--port={GIT_PORT}", str(repository)])
     try:
-        wait_for(port)
-        yield f"git://127.0.0.1:{port}/{repository.name}"
+        wait_for(GIT_PORT)
+        yield f"git://127.0.0.1:{GIT_PORT}/{repository.name}"
     finally:
         server.terminate()
         server.wait()
