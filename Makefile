@@ -32,6 +32,10 @@ data: ## Fetch and convert task rows (SPLIT=example|train|validation)
 model: ## Fetch the model into MODEL_DIR
 	@scripts/run.sh fetch_model
 
+.PHONY: image
+image: ## Build the image of the docker backend on RELAX_IMAGE and check it
+	@scripts/run.sh build_image
+
 .PHONY: gym-up
 gym-up: ## Start the environment's servers and wait until they are ready
 	@scripts/run.sh gym_up

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""End the environment's servers and their private Ray; a rehearsal cluster stays.
+"""End the environment's servers, container or processes, and their Ray; a rehearsal cluster stays.
 
 The supervisor is asked first, so that the Gateway can end its trials and clean up after them;
 what is left after that is ended by signal. Trial records and logs stay under RUN_DIR.
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 
+import docker_backend
 import local
 from settings import from_command_line
 from terminal import run, say
@@ -19,7 +20,11 @@ SUPERVISOR_GRACE_S = 30
 
 
 def end_graph(settings):
-    """End the graph of this RUN_DIR. Returns the number of processes it had."""
+    """End the graph of this RUN_DIR. Returns the number of processes and containers it had."""
+    return docker_backend.end_containers(settings) + end_processes(settings)
+
+
+def end_processes(settings):
     running = local.ours(settings, "gym")
     for process in running:
         if "supervise.py" in process.command:
@@ -38,7 +43,7 @@ def wait_for(process):
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
     ended = end_graph(settings)
-    say(f"Graph down: {ended} processes ended" if ended else "Graph down: nothing was running")
+    say(f"Graph down: {ended} processes or containers ended" if ended else "Graph down: nothing was running")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Start the environment's servers on this machine and wait until they are ready.
 
-A graph of this clone that runs with the same variables, patches and code is kept; one that does
-not match is replaced; nothing else is touched. Takes 25 to 60 s on two cores, a second when the
-graph runs already. The servers stay up: end them with `make gym-down` or `make stop`.
+GYM_BACKEND says what runs them: a container, or local processes. A graph of this clone that runs
+with the same variables, patches and code is kept; one that does not match is replaced, whichever
+backend it has; nothing else is touched. Takes 25 to 60 s on two cores, a second when the graph
+runs already. The servers stay up: end them with `make gym-down` or `make stop`. Until then a
+container that fails is started again by the engine, five times at most; after a reboot it is not.
 
   scripts/gym_up.py
+  scripts/gym_up.py --gym-backend local
   scripts/gym_up.py --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
 """
 
@@ -14,6 +17,7 @@ import json
 import sys
 import time
 
+import docker_backend
 import local
 from apply_patches import PATCHES, hash_files
 from gym_down import end_graph
@@ -34,17 +38,74 @@ PORTS_TAKEN = 200
 GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
 
 
+def graph_code():
+    """Hash of the code and patches that a running graph was started from."""
+    files = [path for pattern in GRAPH_CODE for path in (ROOT / "scripts").glob(pattern)]
+    parts = [hash_files(ROOT, files), hash_files(PATCHES, PATCHES.glob("*.patch"))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 def graph_fingerprint(settings):
     """Hash of what a running graph depends on: its variables, its code, the patches."""
-    files = [path for pattern in GRAPH_CODE for path in (ROOT / "scripts").glob(pattern)]
     values = json.dumps([settings.texts[name] for name in GRAPH_VARIABLES])
-    parts = [values, hash_files(ROOT, files), hash_files(PATCHES, PATCHES.glob("*.patch"))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{values}\0{graph_code()}".encode()).hexdigest()[:16]
+
+
+def choose_backend(settings):
+    """The graph to start, and why that one. Raises Failure where GYM_BACKEND=docker cannot be had."""
+    if settings.GYM_BACKEND == "local":
+        return LocalGraph(settings), "GYM_BACKEND=local"
+    try:
+        client = docker_backend.connect()
+        image = docker_backend.find_image(client, settings, graph_code())
+    except Failure as failure:
+        if settings.GYM_BACKEND == "docker":
+            raise
+        return LocalGraph(settings), f"GYM_BACKEND=auto: {str(failure).partition(';')[0]}"
+    why = "GYM_BACKEND=docker" if settings.GYM_BACKEND == "docker" else "GYM_BACKEND=auto: engine and image are there"
+    return docker_backend.DockerGraph(client, settings, image, GRAPH_VARIABLES, check_ports), why
+
+
+class LocalGraph:
+    """The graph as processes of this machine. docker_backend.DockerGraph is the same in a container."""
+
+    name = "local"
+
+    def __init__(self, settings):
+        self.settings, self.supervisor = settings, None
+
+    def runs(self, fingerprint):
+        """Whether a graph of ours runs; which one, only its Gateway can say."""
+        return bool(local.ours(self.settings, "gym"))
+
+    def check(self):
+        """What must hold before a start. Raises Failure."""
+        check_ports(self.settings)
+
+    def start(self, fingerprint):
+        """Start the supervisor in the background."""
+        environment = local.environment(self.settings, "gym") | self.settings.texts
+        environment["WORKPLACE_FINGERPRINT"] = fingerprint
+        command = [sys.executable, str(ROOT / "scripts" / "supervise.py")]
+        self.supervisor = local.spawn(command, supervisor_log(self.settings), environment, ROOT)
+
+    def died(self):
+        return self.supervisor.poll() is not None
+
+    def last_words(self):
+        log = supervisor_log(self.settings)
+        return f"the end of {log}:\n{local.tail(log)}"
+
+    def check_loopback(self):
+        check_loopback(self.settings)
+
+    def settle(self):
+        """Nothing more to do: the supervisor has no one above it."""
 
 
 def readiness(settings):
     """(ready, the Gateway's state as a dict, {} where nobody answers)."""
-    status, body = local.get(f"{settings.local_url('gateway')}/readyz", timeout=2)
+    status, body = local.get(f"{gateway_url(settings)}/readyz", timeout=2)
     try:
         state = json.loads(body) if status else {}
     except ValueError:
@@ -52,11 +113,16 @@ def readiness(settings):
     return status == 200 and isinstance(state, dict) and state.get("ready") is True, state
 
 
-def is_running(settings, fingerprint):
+def gateway_url(settings):
+    # With HOST_REPO_DIR the engine is another machine as far as addresses go, too.
+    return settings.gateway_url if settings.HOST_REPO_DIR else settings.local_url("gateway")
+
+
+def is_running(graph, fingerprint):
     """Whether our graph of this fingerprint is up and ready."""
-    if not local.ours(settings, "gym"):
+    if not graph.runs(fingerprint):
         return False
-    ready, state = readiness(settings)
+    ready, state = readiness(graph.settings)
     return ready and state.get("config_fingerprint") == fingerprint
 
 
@@ -76,13 +142,9 @@ def check_ports(settings):
     local.check_ports([port for port in ray.ports() if port != ray.port], "GYM_BASE_PORT")
 
 
-def start(settings, fingerprint):
-    """Start the supervisor in the background. Returns its Popen."""
+def put_logs_aside(settings):
     for log in graph_logs(settings):
         log.replace(log.with_suffix(".log.1"))
-    environment = local.environment(settings, "gym") | settings.texts | {"WORKPLACE_FINGERPRINT": fingerprint}
-    command = [sys.executable, str(ROOT / "scripts" / "supervise.py")]
-    return local.spawn(command, supervisor_log(settings), environment, ROOT)
 
 
 def graph_logs(settings):
@@ -95,25 +157,33 @@ def supervisor_log(settings):
     return settings.RUN_DIR / "logs" / "supervisor.log"
 
 
-def wait_until_ready(settings, supervisor, current):
+def wait_until_ready(graph, current):
     """Wait for /readyz and the head server. Raises Failure with the end of the log that tells why."""
+    settings = graph.settings
     deadline = time.monotonic() + settings.GYM_START_TIMEOUT_S
     while True:
         ready, state = readiness(settings)
-        if ready and local.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200:
+        if ready and (settings.HOST_REPO_DIR or head_answers(settings)):
             return
-        if supervisor.poll() is not None or time.monotonic() > deadline:
-            raise Failure(f"the graph did not get ready; {why_not(settings)}")
+        if graph.died() or time.monotonic() > deadline:
+            raise Failure(f"the graph did not get ready; {why_not(graph)}")
         waiting = [name for name, server in state.get("servers", {}).items() if not server["up"]]
         current.detail(f"waiting for {', '.join(waiting) if state else 'Ray and the Gateway'}")
         time.sleep(POLL_S)
 
 
-def why_not(settings):
+def head_answers(settings):
+    return local.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200
+
+
+def why_not(graph):
     """The end of the log that most likely tells: of the part that wrote last, the supervisor's otherwise."""
-    logs = [path for path in graph_logs(settings) if path != supervisor_log(settings)]
+    supervisors = supervisor_log(graph.settings)
+    logs = [path for path in graph_logs(graph.settings) if path != supervisors]
     told = [path for path in logs if b"Error" in path.read_bytes()[-20000:]]
-    log = max(told or [supervisor_log(settings)], key=lambda p: p.stat().st_mtime)
+    if not told:
+        return graph.last_words()
+    log = max(told, key=lambda p: p.stat().st_mtime)
     return f"the end of {log}:\n{local.tail(log)}"
 
 
@@ -124,26 +194,38 @@ def check_loopback(settings):
         raise Failure(f"a server of the graph listens on {exposed[0][0]}:{exposed[0][1]}; only the Gateway may")
 
 
+def replace_graph(graph, fingerprint, current):
+    """End what runs of ours, start `graph`, and wait for it; a start that fails is undone."""
+    end_graph(graph.settings)
+    graph.check()
+    put_logs_aside(graph.settings)
+    try:
+        graph.start(fingerprint)
+        wait_until_ready(graph, current)
+        graph.check_loopback()
+        graph.settle()
+    except BaseException:
+        end_graph(graph.settings)
+        raise
+
+
 def main():
     settings, _ = from_command_line(
         __doc__, "RUN_DIR", "GYM_BACKEND", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_START_TIMEOUT_S",
-        "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",
+        "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS", "NEMO_GYM_IMAGE", "GYM_CONTAINER",
     )  # fmt: skip
     fingerprint = graph_fingerprint(settings)
+    graph, why = choose_backend(settings)
+    say(f"Backend: {graph.name} ({why})")
     with stage("graph") as current:
-        kept = is_running(settings, fingerprint)
+        kept = is_running(graph, fingerprint)
         if not kept:
-            end_graph(settings)
-            check_ports(settings)
-            supervisor = start(settings, fingerprint)
-            try:
-                wait_until_ready(settings, supervisor, current)
-                check_loopback(settings)
-            except BaseException:
-                end_graph(settings)
-                raise
+            replace_graph(graph, fingerprint, current)
         current.note = "kept, its fingerprint matches" if kept else "started"
-    say(f"Graph ready: {settings.gateway_url} backend=local fingerprint={fingerprint} logs={settings.RUN_DIR / 'logs'}")
+    say(
+        f"Graph ready: {settings.gateway_url} backend={graph.name} fingerprint={fingerprint} "
+        f"logs={settings.RUN_DIR / 'logs'}"
+    )
 
 
 if __name__ == "__main__":

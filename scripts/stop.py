@@ -34,7 +34,7 @@ def main():
     ended = rehearsal.stop() + end_graph(settings)
     forget_jobs(settings, rehearsal.dashboard_url)
     check_released(settings)
-    say(f"Stopped: {ended} processes ended, none left" if ended else "Stopped: nothing was running")
+    say(f"Stopped: {ended} processes or containers ended, none left" if ended else "Stopped: nothing was running")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ ends it. It says nothing of other rows or of the Gateway.
 """
 
 import json
-from importlib import metadata
 
 import requests
 
@@ -20,6 +19,7 @@ import model_api
 import rows
 import settings
 import terminal
+from apply_patches import installed_tree
 from terminal import Failure
 
 EXAMPLE = "resources_servers/workplace_assistant/data/example.jsonl"
@@ -54,11 +54,7 @@ def add_options(parser):
 
 def example_row():
     """The first example row, "Reply to carlos's last email …", from the installed nemo-gym package."""
-    try:
-        path = metadata.distribution("nemo-gym").locate_file(EXAMPLE)
-    except metadata.PackageNotFoundError:
-        raise Failure("nemo-gym is not installed for this Python; run `make setup`, then `make verify`") from None
-    return rows.read_rows(path, 1)[0]
+    return rows.read_rows(installed_tree() / EXAMPLE, 1)[0]
 
 
 class Episode:

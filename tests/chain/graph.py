@@ -57,6 +57,7 @@ def environment(run_dir, base, **changes):
     """Variables of a stage: the declared defaults, whatever the user's own are, and `changes`."""
     defaults = {name: variable.default for name, variable in variables.declared().items()}
     ours = {"RUN_DIR": str(run_dir), "GYM_BASE_PORT": str(base), "GYM_RAY_PORT": str(base + BLOCK - 1)}
+    ours["GYM_BACKEND"] = "local"
     return os.environ | defaults | ours | changes
 
 

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Build the image of the docker backend on RELAX_IMAGE and check it from within: `make image`.
+
+Needs a Docker engine that answers; takes three to five minutes on two cores the first time, most
+of it download, and seconds after a change of scripts/. Proxy and package-index variables of the
+environment reach the build, in both spellings, and stay out of the image's environment and
+history. Guarantees: NEMO_GYM_IMAGE is given to what passed the preflight alone. The build's whole
+output goes to RUN_DIR/logs/image.log.
+
+  scripts/build_image.py
+  scripts/build_image.py --relax-image registry.local/relaxrl:2026-07
+"""
+
+import os
+import re
+import time
+
+import docker_backend
+import local
+from docker_backend import in_words
+from gym_up import graph_code
+from settings import ROOT, from_command_line
+from terminal import Failure, run, say, stage
+
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
+INDEXES = (
+    "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST",
+    "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL",
+)  # fmt: skip
+PREFLIGHT = [docker_backend.PYTHON, f"{docker_backend.HOME}/scripts/image_preflight.py"]
+
+
+def network_arguments(environment):
+    """Build arguments for proxies, in both spellings, and for package indexes, uv's from pip's where it has none."""
+    found = {}
+    for name in PROXIES:
+        if value := environment.get(name) or environment.get(name.upper()):
+            found |= {name: value, name.upper(): value}
+    found |= {name: environment[name] for name in INDEXES if environment.get(name)}
+    if "PIP_INDEX_URL" in found and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & found.keys():
+        found["UV_DEFAULT_INDEX"] = found["PIP_INDEX_URL"]
+    return found
+
+
+def shown(value):
+    """A variable's value without the credentials a URL in it may carry."""
+    return re.sub(r"//[^/@\s]*@", "//***@", value)
+
+
+def ensure_base(client, settings, current):
+    """Pull RELAX_IMAGE unless it is here. Returns it. Raises Failure with the reason it cannot be had."""
+    from docker.errors import APIError, ImageNotFound
+
+    name = settings.RELAX_IMAGE
+    with in_words(f"base image {name}"):
+        try:
+            return client.images.get(name)
+        except ImageNotFound:
+            current.detail(f"pulling {name}")
+    cure = "docker login to its registry, set a proxy for the engine, or set RELAX_IMAGE to an image that is here"
+    try:
+        repository, tag = docker_backend.split_name(name)
+        for message in client.api.pull(repository, tag=tag, stream=True, decode=True):
+            if "error" in message:
+                raise Failure(f"base image {name} cannot be pulled: {docker_backend.explain(message['error'])}; {cure}")
+            current.detail(f"pulling {name}: {message.get('status', '')} {message.get('progress', '')}")
+        return client.images.get(name)
+    except APIError as error:
+        reason = docker_backend.explain(error.explanation or str(error))
+        raise Failure(f"base image {name} cannot be pulled: {reason}; {cure}") from None
+
+
+def build(client, settings, arguments, log, current):
+    """Build the Dockerfile. Returns the new image's id. Raises Failure with the end of the build's output."""
+    last = ""
+    with in_words("building the image"), open(log, "w", encoding="utf-8") as output:
+        for message in client.api.build(
+            path=str(ROOT), buildargs=arguments, network_mode="host", rm=True, forcerm=True, decode=True
+        ):
+            text = message.get("stream") or message.get("error") or ""
+            output.write(text)
+            output.flush()
+            if "error" in message:
+                output.flush()
+                raise Failure(
+                    f"the build failed: {cause(message['error'], last)}; the end of {log}:\n{local.tail(log)}"
+                )
+            if text.startswith("Step "):
+                last = text.strip()
+            if text.strip():
+                current.detail(f"{last[:40]} | {text.strip().splitlines()[-1][:60]}")
+            if found := message.get("aux", {}).get("ID"):
+                image = found
+    return image
+
+
+def cause(error, step):
+    """What most likely went wrong, in one line."""
+    explained = docker_backend.explain(error)
+    if explained != docker_backend.first_line(error):
+        return explained
+    if "git fetch" in error or "git init" in error:
+        return "NeMo Gym could not be fetched; check NEMO_GYM_GIT and the proxy variables"
+    if "uv pip" in error or "pip install" in error:
+        return "packages could not be installed; check the proxy and package-index variables"
+    return f"{step}: {explained}"
+
+
+def preflight(client, settings, image):
+    """Run the preflight in the new image, confined and without network. Returns what it said."""
+    from docker.errors import ContainerError
+
+    with in_words("image preflight"):
+        try:
+            output = client.containers.run(
+                image,
+                PREFLIGHT,
+                remove=True,
+                network_mode="none",
+                read_only=True,
+                tmpfs=docker_backend.TMPFS,
+                cap_drop=["ALL"],
+                user="65534:65534",
+                environment={"HOME": "/tmp", "USER": "gym"},
+            )
+        except ContainerError as error:
+            reason = docker_backend.first_line(error.stderr).removeprefix("error: ")
+            raise Failure(f"the image was built and does not pass its preflight: {reason}") from None
+    return output.decode(errors="replace").strip()
+
+
+def main():
+    settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
+    client = docker_backend.connect()
+    started = time.monotonic()
+    log = settings.RUN_DIR / "logs" / "image.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    arguments = network_arguments(os.environ)
+    for name, value in arguments.items():
+        say(f"build argument {name}={shown(value)}")
+    arguments |= {"RELAX_IMAGE": settings.RELAX_IMAGE, "NEMO_GYM_GIT": settings.NEMO_GYM_GIT, "CODE": graph_code()}
+    with stage("base image") as current:
+        base = ensure_base(client, settings, current)
+    with stage("build") as current:
+        image = build(client, settings, arguments, log, current)
+    with stage("preflight"):
+        passed = preflight(client, settings, image)
+    repository, tag = docker_backend.split_name(settings.NEMO_GYM_IMAGE)
+    with in_words(f"naming the image {settings.NEMO_GYM_IMAGE}"):
+        client.images.get(image).tag(repository, tag=tag)
+        size = client.images.get(image).attrs["Size"]
+    added = size - base.attrs["Size"]
+    say(passed)
+    say(
+        f"Image ready: {settings.NEMO_GYM_IMAGE} size={size / 1e6:.0f} MB added={added / 1e6:.0f} MB "
+        f"seconds={time.monotonic() - started:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    run(main)
