@@ -52,9 +52,7 @@ def main():
         with terminal.stage(f"clone {settings.RELAX_URL}"):
             clone(settings)
     if missing := [name for name in RELAX_FILES if not (root / name).is_file()]:
-        raise Failure(
-            f"{root}: is no checkout of the trainer, {missing[0]} is not there; move it away, or set RELAX_ROOT"
-        )
+        raise Failure(f"{root}: is no checkout of the trainer, it lacks {missing[0]}; move it away, or set RELAX_ROOT")
     terminal.say(f"Trainer ready: {root} at {commit(root)}")
 
 

@@ -1,12 +1,11 @@
 """A real Ray cluster of two nodes on this machine: a head without GPUs, and a node with 8 logical ones.
 
-The second node has its own view of one folder (a mount namespace, where this user may make one):
-there it sees `hidden` empty, as a node would that lacks a mount.
+The second node has its own view of one folder (a mount namespace, where this user may make one): it sees
+another in its place, as a node would whose storage is not the others'.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,15 +16,18 @@ import local
 from graph import own_address
 
 RAY = str(Path(sys.executable).with_name("ray"))
-TRIES = 4
+TRIES = 8
 START_S = 90
 
 
 class Cluster:
     """At this machine's outward address where it has one; 100 ports from `base` on, files in a folder of its own."""
 
-    def __init__(self, base, hidden=None):
-        self.base, self.hidden = base, hidden
+    def __init__(self, base, folder=None, shown=None):
+        """The second node sees `shown` in the place of `folder`; `differs` tells whether that could be had."""
+        self.base, self.view = base, [str(shown), str(folder)]
+        probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
+        self.differs = bool(folder) and probe.returncode == 0
         # Ray itself takes the outward address, whatever it is told, for nodes that can be several.
         self.host = own_address() or "127.0.0.1"
         self.folder = Path(tempfile.mkdtemp(prefix="two-nodes-"))
@@ -48,15 +50,9 @@ class Cluster:
         return found | {"min-worker-port": low, "max-worker-port": low + 35}
 
     def blinkers(self):
-        """Command that hides the folder from what it starts; empty where that may not be done."""
-        probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
-        if not self.hidden or probe.returncode:
-            self.hidden = None
-            return []
-        empty = self.folder / "empty"
-        empty.mkdir(exist_ok=True)
+        """Command that gives what it starts the other view; empty where that may not be done."""
         mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        return ["unshare", "--mount", "bash", "-c", mount, "bash", str(empty), str(self.hidden)]
+        return ["unshare", "--mount", "bash", "-c", mount, "bash", *self.view] if self.differs else []
 
     def start(self, name, options, before):
         fixed = {"node-ip-address": self.host, "num-cpus": 4, "object-store-memory": 100_000_000}
@@ -106,15 +102,3 @@ class Cluster:
         for process in reversed(self.processes):
             self.end(process)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    # For a look at it by hand: base port, folder to hide.
-    cluster = Cluster(int(sys.argv[1]), Path(sys.argv[2]))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        cluster.up()
-        print("up", flush=True)
-        time.sleep(100000)
-    finally:
-        cluster.down()

@@ -160,11 +160,11 @@ class Settings:
         self.EXP_DIR = folder
 
 
-def write_run(folder, *log_lines, before=(), samples=(sample(),), name="train-1"):
+def write_run(folder, *log_lines, before=(), samples=None, name="train-1"):
     dumps = folder / "Qwen3-4B_mcore_8xgpu" / "rollout_result" / "train"
     append(dumps / "0.jsonl", *before)
     sizes = train_watch.sizes(dumps)
-    append(dumps / "0.jsonl", *samples)
+    append(dumps / "0.jsonl", *(samples or [sample()]))
     log = folder / f"{name}.log"
     log.write_text("".join(line + "\n" for line in log_lines))
     record = dumps.parents[1] / "runs" / f"{name}.json"

@@ -33,5 +33,5 @@ for job in json.load(sys.stdin):
 export MASTER_ADDR=$host MEGATRON=/opt/Megatron-LM RELAX=$root PYTHONPATH=$root:/opt/Megatron-LM
 export MODEL_CONFIG_DIR=$root/scripts/models HAS_NVLINK=1 RELAX_ENTRYPOINT_MODE=ray-job
 export RUNTIME_ENV_JSON="{\"env_vars\": {\"PYTHONPATH\": \"/opt/Megatron-LM\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
- \"MASTER_ADDR\": \"$host\"}}"
+ \"MASTER_ADDR\": \"$host\", \"STANDIN_CRASH\": \"${STANDIN_CRASH:-}\"}}"
 exec bash "$@"
