@@ -17,12 +17,12 @@ SHARE = re.compile(r"([\d.]+)/([\d.]+) (\w+)")
 
 
 class Node:
-    """One alive node: id, address, whether it is the head, GPUs in all and free."""
+    """One alive node: id, address, whether it is the head, GPUs in all and free (those in use come in late)."""
 
-    def __init__(self, node_id, address, is_head, resources):
-        self.id, self.address, self.is_head = node_id, address, is_head
-        used, total = resources.get("GPU", (0.0, 0.0))
-        self.gpus, self.free_gpus = total, total - used
+    def __init__(self, raylet, address, shares):
+        self.id, self.address, self.is_head = raylet["nodeId"], address, bool(raylet.get("isHeadNode"))
+        self.gpus = float(raylet.get("resourcesTotal", {}).get("GPU", 0))
+        self.free_gpus = self.gpus - _in_use(shares.get(self.id, ""), "GPU")
 
     def __str__(self):
         return f"{self.address}{' (head)' if self.is_head else ''}: {self.free_gpus:g} of {self.gpus:g} GPUs free"
@@ -62,21 +62,17 @@ def nodes(dashboard):
     """The alive nodes, head first. Raises Failure if the dashboard does not say."""
     status, answer = dashboard.ask("GET", "/nodes?view=summary")
     try:
-        shares = answer["data"]["nodeLogicalResources"]
-        raylets = [each["raylet"] | {"ip": each["ip"]} for each in answer["data"]["summary"]]
-        found = [
-            Node(each["nodeId"], each["ip"], bool(each.get("isHeadNode")), _resources(shares.get(each["nodeId"], "")))
-            for each in raylets
-            if each.get("state", "ALIVE") == "ALIVE"
-        ]
+        data = answer["data"]
+        alive = [each for each in data["summary"] if each["raylet"].get("state", "ALIVE") == "ALIVE"]
+        found = [Node(each["raylet"], each["ip"], data["nodeLogicalResources"]) for each in alive]
     except (KeyError, TypeError, AttributeError):
         raise Failure(f"{dashboard.url}: answered {status} and told no nodes; is it Ray's dashboard?") from None
     return sorted(found, key=lambda node: not node.is_head)
 
 
-def _resources(text):
-    """{name: (used, total)} from the dashboard's words, "0.0/8.0 GPU"."""
-    return {name: (float(used), float(total)) for used, total, name in SHARE.findall(text)}
+def _in_use(text, wanted):
+    """How much of a resource is in use by the dashboard's words, "0.0/8.0 GPU"."""
+    return sum(float(used) for used, _, name in SHARE.findall(text) if name == wanted)
 
 
 def live_jobs(dashboard):

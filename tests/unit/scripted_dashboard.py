@@ -30,6 +30,8 @@ class ScriptedDashboard(ThreadingHTTPServer):
             {"ip": f"10.0.0.{place}", "raylet": {"nodeId": name, "state": "ALIVE", "isHeadNode": name == "head"}}
             for place, name in enumerate(self.gpus, 5)
         ]
+        for each, share in zip(summary, self.gpus.values(), strict=True):
+            each["raylet"]["resourcesTotal"] = {"GPU": float(share.split("/")[1].split()[0])}
         shares = {name: f"0.0/4.0 CPU\n{share}\n" for name, share in self.gpus.items()}
         return {"data": {"summary": summary, "nodeLogicalResources": shares}}
 
