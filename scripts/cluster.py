@@ -8,6 +8,7 @@ each of its nodes would take the address for itself.
 import re
 from urllib.parse import urlsplit
 
+from ray_jobs import PASSING
 from terminal import Failure
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -76,11 +77,12 @@ def _in_use(text, wanted):
 
 
 def live_jobs(dashboard):
-    """What runs or waits on the cluster, a line each: the entrypoint would end it."""
+    """What runs or waits on the cluster, a line each, our own looks at nodes apart: the entrypoint would end it."""
     status, answer = dashboard.ask("GET", "/api/jobs/")
     if status != 200 or not isinstance(answer, list):
         raise Failure(f"{dashboard.url}/api/jobs/: answered {status}, no list of jobs")
-    alive = [job for job in answer if isinstance(job, dict) and job.get("status") in ALIVE_JOBS]
+    jobs = [job for job in answer if isinstance(job, dict) and PASSING not in (job.get("metadata") or {})]
+    alive = [job for job in jobs if job.get("status") in ALIVE_JOBS]
     return [
         f"{job.get('submission_id') or job.get('job_id')} {job['status']}: {str(job.get('entrypoint'))[:100]}"
         for job in alive

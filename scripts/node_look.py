@@ -82,7 +82,7 @@ def _run(job, settings, spec):
     source = (ROOT / "scripts" / "node_check.py").read_text(encoding="utf-8")
     texts = {"NODE_CHECK": source, "NODE_CHECK_SPEC": json.dumps(spec)}
     command = "exec " + shlex.join([str(settings.RELAX_PYTHON), "-c", RUN])
-    job.submit(command, texts, 0, {"py_executable": str(settings.RELAX_PYTHON)})
+    job.submit(command, texts, 0, {"py_executable": str(settings.RELAX_PYTHON)}, passing=True)
     info = ray_jobs.follow(job, settings.JOB_PENDING_TIMEOUT_S, 0, printed.append, lambda status: None)
     lines = "".join(printed).splitlines()
     told = [line for line in lines if line.startswith(node_check.MARK)]

@@ -26,6 +26,8 @@ POLL_S = 0.5
 SILENCE_S = 60
 STOP_TIMEOUT_S = 60
 PENDING_STOP_S = 3
+# Key in the metadata of a job that ends by itself in seconds.
+PASSING = "workplace-assistant.passing"
 # Ray's names for the actor that waits for a job's resources and then runs it.
 SUPERVISOR, NAMESPACE = "_ray_internal_job_actor_", "SUPERVISOR_ACTOR_RAY_NAMESPACE"
 # Ray kills what is left of a job so long after SIGTERM; a driver needs five seconds for its agents.
@@ -82,8 +84,11 @@ class Job:
         # True once its end was seen, or that Ray does not have it.
         self.ended, self.submitted = False, False
 
-    def submit(self, entrypoint, variables, cpus, runtime_env=None):
-        """Hand the job to Ray, `variables` on top of those of `runtime_env`. Raises Failure if Ray refuses it."""
+    def submit(self, entrypoint, variables, cpus, runtime_env=None, passing=False):
+        """Hand the job to Ray, `variables` on top of those of `runtime_env`. Raises Failure if Ray refuses it.
+
+        A `passing` job is a look or a help of seconds, which nobody needs to wait for.
+        """
         runtime_env = runtime_env or {}
         variables = runtime_env.get("env_vars", {}) | variables | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
         body = {
@@ -91,6 +96,7 @@ class Job:
             "entrypoint": entrypoint,
             "entrypoint_num_cpus": cpus,
             "runtime_env": runtime_env | {"env_vars": variables},
+            "metadata": {PASSING: "1"} if passing else {},
         }
         self.submitted = True
         status, answer = self.dashboard.ask("POST", "/api/jobs/", body)
@@ -140,7 +146,7 @@ class Job:
         """
         code = f"import ray; ray.init(); ray.kill(ray.get_actor('{SUPERVISOR}{self.id}', namespace='{NAMESPACE}'))"
         remover = Job(self.dashboard, None, f"stop-{self.id}")
-        remover.submit("exec " + shlex.join([self.python, "-c", code]), {}, 0)
+        remover.submit("exec " + shlex.join([self.python, "-c", code]), {}, 0, passing=True)
 
     def close(self):
         """Forget the job on disk if it is over; else it stays on record, for `make stop`."""

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import subprocess
+import time
 
 import cluster
 import ray_jobs
@@ -23,6 +24,8 @@ from terminal import Failure
 RUN_SCRIPT = ROOT / "scripts" / "run-qwen3-4B-8xgpu.sh"
 RELAX_FILES = ("scripts/entrypoint/ray-job.sh", "scripts/models/qwen3-4B.sh", "relax/entrypoints/train.py")
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors", "*.index.json")
+# The dashboard goes on for some seconds to count what an ended job had.
+GPUS_LATE_S = 20
 FORBIDDEN = {
     "RAY_NO_WAIT": "the job is followed in the foreground",
     "WORKING_DIR": "Ray would pack and upload the checkout",
@@ -100,9 +103,8 @@ class Plan:
                 continue
             self.gateways.append({"url": url, "epoch": answer.get("service_epoch")})
             fingerprints[url] = json.dumps(answer.get("environment"), sort_keys=True)
-            self.note(
-                "gateway", f"{url} ready, {answer.get('gym_commit')}, service_epoch {answer.get('service_epoch')}"
-            )
+            pinned = str(answer.get("gym_commit"))[:12]
+            self.note("gateway", f"{url} ready, {pinned}, service_epoch {answer.get('service_epoch')}")
         if len(set(fingerprints.values())) > 1:
             self.faults.append(f"{', '.join(fingerprints)}: not the same environment; a reward must mean the same")
 
@@ -111,31 +113,36 @@ class Plan:
             raise Failure("RAY_ADDRESS is empty; set it to the cluster's <head>:6379, or make ray-up starts one here")
         self.dashboard = ray_jobs.Dashboard(cluster.dashboard_url(self.settings))
         cluster.refuse_loopback_gateway(self.settings)
-        found = cluster.nodes(self.dashboard)
         self.note("cluster", f"{self.settings.RAY_ADDRESS}, dashboard {self.dashboard.url}")
-        for node in found:
-            self.note("node", node)
         jobs = cluster.live_jobs(self.dashboard)
-        forced = self.settings.FORCE == "1"
-        if self.arguments:
-            total, largest = train_plan.gpus_asked(self.arguments, self.settings.TRAIN_ARGUMENTS)
-            self.gpus(found, total, largest, forced and bool(jobs))
         for job in jobs:
             self.note("running", job)
-        if jobs and not forced:
+        if jobs and self.settings.FORCE == "0":
             self.faults.append(
                 f"{len(jobs)} job(s) run on {self.settings.RAY_ADDRESS}, which the trainer's entrypoint would stop: "
                 f"{'; '.join(jobs)[:300]}; wait for them, or FORCE=1"
             )
+        self.gpus(jobs)
 
-    def gpus(self, found, total, largest, taking_over):
-        """Enough GPUs on one node; of those in all where the jobs that hold them are to be stopped."""
-        free = [node.gpus if taking_over else node.free_gpus for node in found]
+    def gpus(self, jobs):
+        """Enough GPUs on one node: free ones, or all where the jobs that hold them are to be stopped."""
+        source = self.settings.TRAIN_ARGUMENTS
+        total, largest = train_plan.gpus_asked(self.arguments, source) if self.arguments else (0, 0)
+        taking_over = bool(jobs) and self.settings.FORCE == "1"
+        end = time.monotonic() + (0 if jobs else GPUS_LATE_S)
+        while True:
+            found = cluster.nodes(self.dashboard)
+            free = [node.gpus if taking_over else node.free_gpus for node in found]
+            enough = sum(free) >= total and max(free, default=0) >= largest
+            if enough or time.monotonic() > end:
+                break
+            time.sleep(1)
+        for node in found:
+            self.note("node", node)
         self.note("GPUs", f"{total} asked, {sum(free):g} {'in all' if taking_over else 'free'}")
-        if sum(free) < total or max(free, default=0) < largest:
-            self.faults.append(
-                f"{total} GPUs asked, {largest} of them on one node; free: {'; '.join(map(str, found)) or 'no node'}"
-            )
+        if not enough:
+            seen = "; ".join(map(str, found)) or "no node"
+            self.faults.append(f"{total} GPUs asked, {largest} of them on one node; free: {seen}")
 
     def command(self):
         """The command that hands the run script to the entrypoint."""

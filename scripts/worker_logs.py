@@ -23,7 +23,10 @@ def worker_tails(dashboard, job_id):
             for name in _files(dashboard, node, job_id)[:FILES]:
                 lines = _last_lines(dashboard, node, name)
                 if any(word in line for line in lines for word in TROUBLE):
-                    shown += [f"last lines of {name} on {node.address}:", *(f"  | {line[:300]}" for line in lines)]
+                    shown += [
+                        f"last lines of session_latest/logs/{name} on {node.address}:",
+                        *(f"  | {line[:300]}" for line in lines),
+                    ]
     except Failure:
         return shown
     return shown
