@@ -176,6 +176,20 @@ def test_a_busy_cluster_is_taken_over_only_by_force(place, gateways, dashboard):
     assert "running:      other PENDING: x" in done.stdout
 
 
+def test_our_own_looks_at_nodes_are_no_running_jobs(place, gateways, dashboard):
+    passing = {"submission_id": "check-1", "status": "RUNNING", "entrypoint": "x", "metadata": {ray_jobs.PASSING: "1"}}
+    dashboard.jobs["check-1"] = passing
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
+    assert done.returncode == 0 and "check-1" not in done.stdout, done.stderr
+
+
+def test_gpus_of_a_job_that_just_ended_are_waited_for(place, gateways, dashboard):
+    dashboard.gpus["worker"] = "8.0/8.0 GPU"
+    threading.Timer(4, lambda: dashboard.gpus.update(worker="0.0/8.0 GPU")).start()
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
+    assert done.returncode == 0 and "8 asked, 8 free" in done.stdout, done.stderr
+
+
 # --- the run script and what it leads to ---------------------------------------------------
 
 
