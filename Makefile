@@ -15,7 +15,7 @@ smoke: ## Set up, start the graph, verify it, roll out the example rows, accept,
 	@scripts/run.sh smoke
 
 .PHONY: stop
-stop: ## End everything this clone started on this machine
+stop: ## Stop the jobs this clone submitted, and all it started on this machine
 	@scripts/run.sh stop
 
 ##@ Stages
@@ -44,8 +44,20 @@ gym-up: ## Start the environment's servers and wait until they are ready
 verify: ## Check the verifier and one whole trial against the running servers
 	@scripts/run.sh verify_verifier && scripts/run.sh verify_trial
 
+.PHONY: relax
+relax: ## Clone the trainer to RELAX_ROOT, where there is no checkout
+	@scripts/run.sh fetch_relax
+
+.PHONY: ray-up
+ray-up: ## Start the trainer's container and Ray on this GPU machine (RELAX_HOST=address)
+	@scripts/run.sh ray_up
+
+.PHONY: train
+train: ## Train on the cluster at RAY_ADDRESS (LIMIT=32; DRY_RUN=1 only plans)
+	@scripts/run.sh train
+
 .PHONY: accept
-accept: ## Judge the rollouts of the last run
+accept: ## Judge the last run, layer by layer
 	@scripts/run.sh accept
 
 .PHONY: gym-down

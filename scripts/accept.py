@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Judge a run layer by layer, each with its evidence: services, verifier, model rollout, training step.
 
-Reads the newest rehearsal's dump (or --dump), asks the Gateway, and plays the verifier
-contract again; a few seconds, nothing is started or changed. Guarantees: a layer is called
-passed only for what was looked at now; what was not run is called so. The verdict is printed
-and written to RUN_DIR/accept.json. A reward of 0 passes: it may just be a wrong action. A
-Ray job's SUCCEEDED is no evidence of any layer.
+Reads the newest run's dump and log (or --dump, --log), asks the Gateways, and plays the verifier
+contract again where the verifier is on this machine; a few seconds, nothing is started or changed.
+Guarantees: a layer is called passed only for what was looked at now; what was not run is called so.
+A training step is passed only if the log shows step metrics, and neither an out-of-memory
+error nor a traceback. The verdict is printed and written to RUN_DIR/accept.json. A reward of 0
+passes: it may just be a wrong action. A Ray job's SUCCEEDED is no evidence of any layer.
 
     make accept
     scripts/run.sh accept --dump data/experiments/rehearsal/rollout_result/train/ID.jsonl
@@ -14,20 +15,23 @@ Ray job's SUCCEEDED is no evidence of any layer.
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import actor_log
 import local
-import rollout_dump
+import runs
 import settings as variables
 import terminal
 from settings import ROOT
-from terminal import Failure
 
 VERIFIER_LINE = "Workplace Assistant verifier contract passed"
 NO_TRAINER = "not run: rehearsal driver, no trainer on this machine"
+ELSEWHERE = "not run: the verifier listens on the Gym's machine alone; make verify there"
 ASK_TIMEOUT_S = 5
 RELEASE_S = 15
 VERIFIER_TIMEOUT_S = 120
@@ -44,9 +48,9 @@ class Layer:
         return cls(name, "failed" if faults else "passed", faults or evidence)
 
 
-def readyz(settings):
-    """What the Gateway says of itself: (ready, answer). The answer is {} where nobody answers."""
-    status, body = local.get(f"{settings.gateway_url}/readyz", ASK_TIMEOUT_S)
+def readyz(url):
+    """What the Gateway at `url` says of itself: (ready, answer). The answer is {} where nobody answers."""
+    status, body = local.get(f"{url}/readyz", ASK_TIMEOUT_S)
     try:
         answer = json.loads(body)
     except ValueError:
@@ -55,17 +59,33 @@ def readyz(settings):
     return status == 200 and answer.get("ready") is True, answer
 
 
-def services(settings):
-    ready, answer = readyz(settings)
-    url = f"{settings.gateway_url}/readyz"
-    if not ready:
-        said = f"not ready: {json.dumps(answer.get('servers', answer))[:300]}" if answer else "no answer"
-        return Layer("services ready", "failed", [f"{url}: {said}; `make gym-up` starts the graph"])
-    return Layer("services ready", "passed", [f"{url}: ready, service_epoch {answer.get('service_epoch')}"])
+def services(urls):
+    faults, evidence = [], []
+    for url in urls:
+        ready, answer = readyz(url)
+        evidence.append(f"{url}/readyz: ready, service_epoch {answer.get('service_epoch')}")
+        if not ready:
+            said = f"not ready: {json.dumps(answer.get('servers', answer))[:300]}" if answer else "no answer"
+            faults.append(f"{url}/readyz: {said}; `make gym-up` starts the graph")
+    return Layer.judged("services ready", faults, evidence)
 
 
-def verifier(settings):
-    """Play the verifier contract with the stage that owns it."""
+def is_here(host):
+    """Whether a host is this machine, by an address of its own."""
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def verifier(settings, urls):
+    """Play the verifier contract with the stage that owns it, where the verifier is."""
+    elsewhere = not any(is_here(urlsplit(url).hostname) for url in urls)
+    if elsewhere and not local.connects(settings.port("resource")):
+        return Layer("verifier contract", ELSEWHERE, [])
     command = [sys.executable, str(ROOT / "scripts" / "verify_verifier.py")]
     environment = os.environ | {"GYM_BASE_PORT": str(settings.GYM_BASE_PORT)}
     try:
@@ -77,28 +97,22 @@ def verifier(settings):
     return Layer("verifier contract", "passed" if passed else "failed", lines[-1:])
 
 
-def newest_dump(settings, since=0.0):
-    """The newest rehearsal's dump, written after `since` (seconds of the epoch). Raises Failure if there is none."""
-    folder = settings.EXP_DIR / "rehearsal" / "rollout_result" / "train"
-    found = [path for path in folder.glob("*.jsonl") if path.stat().st_mtime >= since]
-    if not found:
-        raise Failure(f"{folder}: no rollout dump there; `make smoke` rolls the rows out")
-    return max(found, key=lambda path: path.stat().st_mtime)
-
-
-def rollout(path, records, settings):
-    """Judge the samples of a dump and that the Gateway let go of all state."""
-    faults = [f"{path}:{number}: {fault}" for number, item in enumerate(records, 1) if (fault := sample_fault(item))]
-    if not records:
-        faults.append(f"{path}: holds no samples")
-    acting = [number for number, item in enumerate(records, 1) if acts(item)]
+def rollout(run, urls):
+    """Judge the samples of a run and that the Gateways let go of all state."""
+    faults = [f"{place}: {fault}" for place, item in run.samples if (fault := sample_fault(item))]
+    if not run.samples:
+        faults.append(f"{run.dumps}: holds no samples of this run")
+    acting = [(place, item) for place, item in run.samples if acts(item)]
     if not acting:
-        faults.append(f"{path}: no sample of {len(records)} took a second turn with tool calls and their results")
-    clean, said = released(settings)
+        faults.append(
+            f"{run.dumps}: no sample of {len(run.samples)} took a second turn with tool calls and their results"
+        )
+    clean, said = released(urls)
     if not clean:
         faults.append(said)
-    evidence = [f"{path}:{acting[0]}: {described(records[acting[0] - 1])}"] if acting else []
-    evidence.append(f"{len(acting)} of {len(records)} samples called tools, {len(records)} have a reward; {said}")
+    evidence = [f"{place}: {described(item)}" for place, item in acting[:1]]
+    total = len(run.samples)
+    evidence.append(f"{len(acting)} of {total} samples called tools, {total} have a reward; {said}")
     return Layer.judged("model rollout", faults, evidence)
 
 
@@ -125,22 +139,46 @@ def described(item):
     return f"{item['status']}, reward {item['reward']}, {item['agent_turns']} turns, {calls} tool calls"
 
 
-def released(settings, patience_s=RELEASE_S):
-    """Wait until the Gateway holds no trial and the environment no session: (whether, what was said)."""
+def released(urls, patience_s=RELEASE_S):
+    """Wait until no Gateway holds a trial and no environment a session: (whether, what was said)."""
     deadline = time.monotonic() + patience_s
     while True:
-        _, answer = readyz(settings)
-        counts = {name: answer.get(name) for name in ("active_trials", "open_sessions")}
-        said = " ".join(f"{name}={'unknown' if count is None else count}" for name, count in counts.items())
-        if set(counts.values()) == {0} or time.monotonic() > deadline:
-            return set(counts.values()) == {0}, said
+        answers = [readyz(url)[1] for url in urls]
+        counts = {name: [answer.get(name) for answer in answers] for name in ("active_trials", "open_sessions")}
+        clean = all(set(found) == {0} for found in counts.values())
+        if clean or time.monotonic() > deadline:
+            totals = {name: "unknown" if None in found else sum(found) for name, found in counts.items()}
+            return clean, " ".join(f"{name}={total}" for name, total in totals.items())
         time.sleep(0.2)
 
 
-def write_report(path, dump, layers):
+def training_step(run):
+    """Judge the actor's log: step metrics are there, and no out-of-memory error and no traceback."""
+    if not run.logs:
+        return Layer("training step", NO_TRAINER, [])
+    faults, steps = [], []
+    for log in run.logs:
+        try:
+            found = actor_log.read(log)
+        except OSError as error:
+            faults.append(f"{log}: {error.strerror}")
+            continue
+        faults += [f"{log}:{number}: {text}" for number, text in found.faults]
+        steps += [f"{log}:{number}: {text}" for number, text in found.steps]
+    if not steps:
+        faults.append(f"{', '.join(map(str, run.logs))}: no line with the metrics of an optimizer step")
+    return Layer.judged("training step", faults, [*steps[-1:], f"{len(steps)} lines with step metrics"])
+
+
+def write_report(path, run, layers):
     """Put the verdict at `path` as JSON, whole or not at all."""
     shown = [{"layer": each.name, "verdict": each.verdict, "evidence": each.evidence} for each in layers]
-    report = {"dump": str(dump), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "layers": shown}
+    report = {
+        "dump": str(run.dumps),
+        "run": run.id,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "layers": shown,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -157,23 +195,22 @@ def show(layers):
 
 
 def add_options(parser):
-    parser.add_argument("--dump", type=Path, metavar="FILE", help="the rollout dump to judge [the newest rehearsal's]")
+    parser.add_argument("--dump", type=Path, metavar="FILE", help="the rollout dump to judge [the newest run's]")
+    parser.add_argument(
+        "--log", type=Path, action="append", metavar="FILE", help="log of the trainer's actor; may stand several times"
+    )
 
 
 def main():
     settings, args = variables.from_command_line(
         __doc__, "NEMO_GYM_URL", "GYM_BASE_PORT", "RUN_DIR", "EXP_DIR", configure=add_options
     )
-    dump = args.dump or newest_dump(settings)
-    records = rollout_dump.read_dump(dump)
-    layers = [
-        services(settings),
-        verifier(settings),
-        rollout(dump, records, settings),
-        Layer("training step", NO_TRAINER, []),
-    ]
+    run = runs.of_dump(args.dump) if args.dump else runs.newest(settings)
+    run.logs = args.log or run.logs
+    urls = run.gateways or settings.gateway_urls
+    layers = [services(urls), verifier(settings, urls), rollout(run, urls), training_step(run)]
     show(layers)
-    write_report(settings.RUN_DIR / "accept.json", dump, layers)
+    write_report(settings.RUN_DIR / "accept.json", run, layers)
     failed = [layer.name for layer in layers if layer.verdict == "failed"]
     terminal.say(
         f"acceptance {'failed: ' + ', '.join(failed) if failed else 'passed'} ({settings.RUN_DIR}/accept.json)"

@@ -49,14 +49,14 @@ class GaveUp(ClientError):
 
 
 class Gateway:
-    """Requests to one Gateway under one time limit. Proxy variables play no part."""
+    """Requests to one Gateway (that at `url`, or the settings') under one time limit. Proxy variables play no part."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, url=None):
         self.settings = settings
-        self.url = urlsplit(settings.gateway_url)
+        self.url = urlsplit(url or settings.gateway_url)
         self.headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
-        if settings.GATEWAY_TOKEN:
-            self.headers["Authorization"] = f"Bearer {settings.GATEWAY_TOKEN}"
+        if token := read_token(settings):
+            self.headers["Authorization"] = f"Bearer {token}"
         self.answered = False
         self.start = time.monotonic()
         self.end = self.start + settings.NEMO_GYM_DEADLINE_S + GRACE_S
@@ -107,6 +107,20 @@ class Gateway:
     def _patience_ends(self):
         """When to stop trying: a Gateway that never answered gets less time than one that did."""
         return self.end if self.answered else min(self.end, self.start + self.settings.NEMO_GYM_STARTUP_TIMEOUT_S)
+
+
+def read_token(settings):
+    """GATEWAY_TOKEN, or what the file GATEWAY_TOKEN_FILE holds; None without both. Raises ClientError."""
+    if settings.GATEWAY_TOKEN or not settings.GATEWAY_TOKEN_FILE:
+        return settings.GATEWAY_TOKEN
+    try:
+        token = settings.GATEWAY_TOKEN_FILE.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not ASCII"
+        raise ClientError(f"GATEWAY_TOKEN_FILE: {settings.GATEWAY_TOKEN_FILE}: {reason}") from None
+    if not token.isprintable() or " " in token:
+        raise ClientError(f"GATEWAY_TOKEN_FILE: {settings.GATEWAY_TOKEN_FILE}: not one line without spaces")
+    return token or None
 
 
 class Trial:

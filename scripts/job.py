@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import rows
+import session_client
 import settings as variables
 import terminal
 from gateway_client import ClientError, Gateway
@@ -45,14 +46,14 @@ def take_secrets(path):
         raise Failure(f"--secrets {path}: {getattr(error, 'strerror', None) or 'not a JSON object of texts'}") from None
 
 
-def wait_ready(settings):
-    """Return once the Gateway is ready. Raises Failure with what it said last."""
-    gateway = Gateway(settings)
+def wait_ready(settings, url):
+    """Return once the Gateway at `url` is ready. Raises Failure with what it said last."""
     try:
+        gateway = Gateway(settings, url)
         gateway.insist(lambda: gateway.exchange("GET", "/readyz"))
     except ClientError as error:
         limit = f"NEMO_GYM_STARTUP_TIMEOUT_S={settings.NEMO_GYM_STARTUP_TIMEOUT_S:g}"
-        raise Failure(f"{settings.gateway_url} is not ready ({limit}): {error}") from None
+        raise Failure(f"{url} is not ready ({limit}): {error}") from None
 
 
 def convert(source, limit, target):
@@ -69,12 +70,14 @@ def main():
     if args.secrets:
         take_secrets(args.secrets)
     try:
-        settings = variables.load()
+        # Only the session client's: a trainer may use our other names for something else.
+        settings = variables.load(names=session_client.NAMES)
     except variables.SettingsError as error:
         raise Failure(error) from None
-    wait_ready(settings)
+    for url in settings.gateway_urls:
+        wait_ready(settings, url)
     count = convert(args.rows, args.limit, args.prompts)
-    terminal.say(f"{settings.gateway_url} is ready, {count} rows converted")
+    terminal.say(f"{', '.join(settings.gateway_urls)} ready, {count} rows converted")
     command = [*args.driver, "--prompt-data", str(args.prompts)]
     sys.stdout.flush()
     try:

@@ -157,13 +157,14 @@ class ModelAPI(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host, policy):
+    def __init__(self, host, policy, port=0):
+        """Listen on `host` and `port` (0: a free one). Raises OSError."""
         self.policy, self.sessions = policy, {}
         if ":" in host:
             import socket
 
             self.address_family = socket.AF_INET6
-        super().__init__((host, 0), Handler)
+        super().__init__((host, port), Handler)
         shown = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{shown}:{self.server_address[1]}{BASE_PATH}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()

@@ -26,6 +26,8 @@ POLL_S = 0.5
 SILENCE_S = 60
 STOP_TIMEOUT_S = 60
 PENDING_STOP_S = 3
+# Key in the metadata of a job that ends by itself in seconds.
+PASSING = "workplace-assistant.passing"
 # Ray's names for the actor that waits for a job's resources and then runs it.
 SUPERVISOR, NAMESPACE = "_ray_internal_job_actor_", "SUPERVISOR_ACTOR_RAY_NAMESPACE"
 # Ray kills what is left of a job so long after SIGTERM; a driver needs five seconds for its agents.
@@ -55,6 +57,14 @@ class Dashboard:
         except ValueError:
             return reply.status_code, None
 
+    def text(self, path):
+        """The text of a page; empty if there is none. Raises Unreachable."""
+        try:
+            reply = self.session.get(self.url + path, timeout=REQUEST_TIMEOUT_S)
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
+        return reply.text if reply.status_code == 200 else ""
+
     def free(self):
         """What each node has in use, as the dashboard words it; "unknown" if it does not say."""
         _, answer = self.ask("GET", "/nodes?view=summary")
@@ -68,20 +78,27 @@ class Dashboard:
 class Job:
     """One job: its id, its folder while it is open, its state on the cluster."""
 
-    def __init__(self, dashboard, folder, submission_id):
-        self.dashboard, self.folder, self.id = dashboard, folder, submission_id
+    def __init__(self, dashboard, folder, submission_id, python=sys.executable):
+        self.dashboard, self.folder, self.id, self.python = dashboard, folder, submission_id, python
         self.path = f"/api/jobs/{submission_id}"
         # True once its end was seen, or that Ray does not have it.
-        self.ended = False
+        self.ended, self.submitted = False, False
 
-    def submit(self, entrypoint, variables, cpus):
-        """Hand the job to Ray. Raises Failure if Ray refuses it."""
+    def submit(self, entrypoint, variables, cpus, runtime_env=None, passing=False):
+        """Hand the job to Ray, `variables` on top of those of `runtime_env`. Raises Failure if Ray refuses it.
+
+        A `passing` job is a look or a help of seconds, which nobody needs to wait for.
+        """
+        runtime_env = runtime_env or {}
+        variables = runtime_env.get("env_vars", {}) | variables | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
         body = {
             "submission_id": self.id,
             "entrypoint": entrypoint,
             "entrypoint_num_cpus": cpus,
-            "runtime_env": {"env_vars": variables | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}},
+            "runtime_env": runtime_env | {"env_vars": variables},
+            "metadata": {PASSING: "1"} if passing else {},
         }
+        self.submitted = True
         status, answer = self.dashboard.ask("POST", "/api/jobs/", body)
         if status != 200:
             self.ended = True
@@ -129,7 +146,7 @@ class Job:
         """
         code = f"import ray; ray.init(); ray.kill(ray.get_actor('{SUPERVISOR}{self.id}', namespace='{NAMESPACE}'))"
         remover = Job(self.dashboard, None, f"stop-{self.id}")
-        remover.submit("exec " + shlex.join([sys.executable, "-c", code]), {}, 0)
+        remover.submit("exec " + shlex.join([self.python, "-c", code]), {}, 0, passing=True)
 
     def close(self):
         """Forget the job on disk if it is over; else it stays on record, for `make stop`."""
@@ -137,13 +154,16 @@ class Job:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def open_job(run_dir, dashboard):
-    """A new job: an id no other has, and on disk, in a folder only its owner can enter, before it is submitted."""
-    submission_id = f"rehearsal-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}"
+def open_job(run_dir, dashboard, kind="rehearsal", python=sys.executable):
+    """A new job: an id no other has, and on disk, in a folder only its owner can enter, before it is submitted.
+
+    `python` is one on the cluster's head that has the cluster's Ray.
+    """
+    submission_id = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}"
     folder = jobs_folder(run_dir) / submission_id
     folder.mkdir(mode=0o700, parents=True)
-    (folder / "dashboard").write_text(dashboard.url + "\n", encoding="utf-8")
-    return Job(dashboard, folder, submission_id)
+    (folder / "dashboard").write_text(f"{dashboard.url}\n{python}\n", encoding="utf-8")
+    return Job(dashboard, folder, submission_id, str(python))
 
 
 def jobs_folder(run_dir):
@@ -152,8 +172,12 @@ def jobs_folder(run_dir):
 
 def open_jobs(run_dir):
     """The jobs whose end nobody has seen, by what is on disk."""
-    found = sorted(jobs_folder(run_dir).glob("*/dashboard"))
-    return [Job(Dashboard(path.read_text(encoding="utf-8").strip()), path.parent, path.parent.name) for path in found]
+    found = [(path.parent, path.read_text(encoding="utf-8").splitlines()) for path in _records(run_dir)]
+    return [Job(Dashboard(lines[0]), folder, folder.name, *lines[1:2]) for folder, lines in found if lines]
+
+
+def _records(run_dir):
+    return sorted(jobs_folder(run_dir).glob("*/dashboard"))
 
 
 def write_private(path, values):
@@ -201,13 +225,20 @@ def _give_up(job, pending_timeout_s, cpus):
 
 
 class LogReader:
-    """Gives what a log has gained since the last look, in whole lines."""
+    """Gives what a log has gained since the last look, in whole lines.
+
+    Ray hands out the whole log each time, so it is looked at for a tenth of the time at most.
+    """
 
     def __init__(self, job, show):
-        self.job, self.show, self.seen = job, show, 0
+        self.job, self.show, self.seen, self.due = job, show, 0, 0.0
 
     def read(self, rest=False):
+        began = time.monotonic()
+        if began < self.due and not rest:
+            return
         text = self.job.logs()
+        self.due = time.monotonic() + 9 * (time.monotonic() - began)
         end = len(text) if rest else text.rfind("\n") + 1
         if end > self.seen:
             self.show(text[self.seen : end])

@@ -16,17 +16,25 @@ if [[ -z $name || ! -f $stage ]]; then
 fi
 shift
 
+python=$root/.venv/bin/python
+
+# On a trainer's machine its own Python does for these, without a set-up of this clone.
+trains_here() { [[ ! -x $python ]] && python3 -c 'import ray, requests, yaml' 2>/dev/null; }
+
 case $name in
     stop | gym_down)
-        if [[ ! -x $root/.venv/bin/python ]]; then
+        if trains_here; then
+            python=python3
+        elif [[ ! -x $python ]]; then
             echo "Nothing to stop: this clone was never set up."
             exit 0
         fi
         ;;
+    train | accept) if trains_here; then python=python3; else "$root/scripts/setup.sh"; fi ;;
     *) "$root/scripts/setup.sh" ;;
 esac
 
 # Only what the lock pins may be imported.
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 export SETUP_SECONDS=$SECONDS
-exec "$root/.venv/bin/python" "$stage" "$@"
+exec "$python" "$stage" "$@"

@@ -4,6 +4,8 @@
 Reads RELAX_INPUT_JSON, has the Gateway run it as one trial, and writes RELAX_OUTPUT_JSON.
 On a trainer's node; it lives as long as the trial (NEMO_GYM_DEADLINE_S at most, and a little).
 
+With several Gateways (GYM_URLS) a hash of the session id chooses.
+
 Guarantees: the output appears whole or not at all, and only with a finite reward of a
 completed or truncated trial; every other end is a non-zero exit and one line on stderr, so
 that the trainer drops the sample's group instead of training on it. The same launch always
@@ -32,9 +34,11 @@ RELAX_NAMES = ("INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSI
 # Only these are read and checked: the process runs among a trainer's own variables.
 NAMES = [
     "NEMO_GYM_URL",
+    "GYM_URLS",
     "GYM_HOST",
     "GYM_BASE_PORT",
     "GATEWAY_TOKEN",
+    "GATEWAY_TOKEN_FILE",
     "NEMO_GYM_ENVIRONMENT",
     "NEMO_GYM_CONFIG",
     "NEMO_GYM_MODEL",
@@ -103,6 +107,11 @@ def request_id(session):
     return "relax-" + hashlib.sha256(launch.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def gateway_of(urls, session_id):
+    """The Gateway of a session: the same each time it is asked, and about as many sessions for each."""
+    return urls[int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % len(urls)]
+
+
 def create_payload(settings, session, task):
     """The body of POST /v1/trials."""
     return {
@@ -165,7 +174,7 @@ def _interrupt(signum, frame):
 def roll_out(settings, session):
     """Run the sample's trial and write its result. Aborts it when interrupted or out of patience."""
     payload = create_payload(settings, session, read_task(session["INPUT_JSON"]))
-    trial = Trial(Gateway(settings), payload)
+    trial = Trial(Gateway(settings, gateway_of(settings.gateway_urls, session["SESSION_ID"])), payload)
     try:
         snapshot = trial.finish()
     except (Interrupted, GaveUp):

@@ -36,7 +36,7 @@ class Variable:
     def parse(self, text, origin):
         """Turn `text` into the variable's value; `origin` names the place it came from.
 
-        Returns int, float, str, Path, or a list of networks, by kind; None for an empty
+        Returns int, float, str, Path, or a list of networks or URLs, by kind; None for an empty
         optional. Raises SettingsError with the name, the origin and what is expected.
         """
         if text == "" and (self.optional or self.kind == "secret"):
@@ -136,6 +136,10 @@ def _cidrs(text, bounds):
     return networks
 
 
+def _urls(text, bounds):
+    return [_url(item, bounds) for item in filter(None, (part.strip() for part in text.split(",")))]
+
+
 KINDS = {
     "int": _number(int, "a whole number"),
     "float": _number(float, "a number"),
@@ -144,6 +148,7 @@ KINDS = {
     "secret": _secret,
     "path": _path,
     "url": _url,
+    "urls": _urls,
     "host": _host,
     "ip": _ip,
     "cidrs": _cidrs,
@@ -227,15 +232,20 @@ def _is_service_link(name, text):
 class Settings:
     """The values of all variables as attributes (`settings.GYM_BASE_PORT`), and what follows from them."""
 
-    def __init__(self, values, texts):
+    def __init__(self, values, texts, given=()):
         self._values = values
         self.texts = texts
+        self._given = frozenset(given)
 
     def __getattr__(self, name):
         try:
             return self._values[name]
         except KeyError:
             raise AttributeError(f"{name} is not declared in env.example") from None
+
+    def is_given(self, name):
+        """Whether the variable was set anywhere but in env.example."""
+        return name in self._given
 
     def port(self, server):
         """Port of "gateway", "agent", "resource", "head" or "callbacks"."""
@@ -251,6 +261,11 @@ class Settings:
             return self.NEMO_GYM_URL
         host = f"[{self.GYM_HOST}]" if ":" in self.GYM_HOST else self.GYM_HOST
         return f"http://{host}:{self.port('gateway')}"
+
+    @property
+    def gateway_urls(self):
+        """The Gateways that sessions are spread over, at least one."""
+        return self.GYM_URLS or [self.gateway_url]
 
     @property
     def gym_data(self):
@@ -277,7 +292,7 @@ def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=N
     if names is None:
         _refuse_misspelt(environment, variables)
     from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables)
-    values, texts = {}, {}
+    values, texts, given = {}, {}, []
     for name in names or variables:
         variable = variables[name]
         if overrides and overrides.get(name) is not None:
@@ -290,7 +305,8 @@ def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=N
             text, origin = variable.default, "env.example"
         values[name] = variable.parse(text, origin)
         texts[name] = text
-    return Settings(values, texts)
+        given += [name] if origin != "env.example" else []
+    return Settings(values, texts, given)
 
 
 def from_command_line(description, *names, configure=None, argv=None):

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""End everything this clone started on this machine: rehearsal jobs, both Rays, the graph.
+"""End everything this clone started: the jobs it submitted, both Rays, the graph.
 
-Only processes that carry our mark, or descend from one that does, are signalled; a second
-call finds nothing to do. Takes up to ten seconds. Trial records and logs stay under RUN_DIR.
+Jobs are stopped first, wherever their cluster is, and each is confirmed to be over by its status;
+one that is not confirmed is named, the rest is stopped all the same, and the exit status says so.
+Of processes on this machine, only those that carry our mark, or descend from one that does, are
+signalled; a second call finds nothing to do. Takes up to ten seconds, and a minute for a
+job that does not end. Trial records and logs stay under RUN_DIR.
 
   scripts/stop.py
 """
 
-import shutil
-
 import local
+import ray_jobs
 from gym_down import end_graph
 from settings import from_command_line
 from terminal import Failure, run, say
@@ -17,9 +19,10 @@ from terminal import Failure, run, say
 
 def forget_jobs(settings, dashboard_url):
     """Remove the records of jobs that ended with the Ray whose dashboard this was."""
-    for record in (settings.RUN_DIR / "jobs").glob("*/dashboard"):
-        if record.read_text().strip() == dashboard_url:
-            shutil.rmtree(record.parent)
+    for job in ray_jobs.open_jobs(settings.RUN_DIR):
+        if job.dashboard.url == dashboard_url:
+            job.ended = True
+            job.close()
 
 
 def check_released(settings):
@@ -28,13 +31,33 @@ def check_released(settings):
         raise Failure(f"process {left[0].pid} is still there: {left[0].command[:100]}; run: make stop")
 
 
+def stop_jobs(settings, own_dashboard):
+    """Stop the jobs on file and say what each has become: a line for each that is not over.
+
+    Those on our own Ray end with it.
+    """
+    faults = []
+    for job in ray_jobs.open_jobs(settings.RUN_DIR):
+        if job.dashboard.url == own_dashboard:
+            continue
+        try:
+            say(f"job {job.id}: {job.stop() or 'unknown to Ray'}")
+            job.close()
+        except Failure as fault:
+            faults.append(f"job {job.id} may still run: {fault}")
+    return faults
+
+
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
     rehearsal = local.PrivateRay(settings, "rehearsal")
+    faults = stop_jobs(settings, rehearsal.dashboard_url)
     ended = rehearsal.stop() + end_graph(settings)
     forget_jobs(settings, rehearsal.dashboard_url)
     check_released(settings)
     say(f"Stopped: {ended} processes or containers ended, none left" if ended else "Stopped: nothing was running")
+    if faults:
+        raise Failure("\nerror: ".join(faults))
 
 
 if __name__ == "__main__":

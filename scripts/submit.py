@@ -15,8 +15,8 @@ nor in its variables. The private Ray stays up for the next run; `make stop` end
 import shlex
 import signal
 import sys
-from urllib.parse import urlsplit
 
+import cluster
 import ray_jobs
 import rows
 import session_client
@@ -31,6 +31,7 @@ OPTIONS = (
     "NEMO_GYM_SOURCE_DATA",
     "REHEARSAL_POLICY",
     "NEMO_GYM_N_SAMPLES_PER_PROMPT",
+    "REHEARSAL_SAMPLES",
     "REHEARSAL_CONCURRENCY",
     "AGENT_TIMEOUT_S",
     "RAY_ADDRESS",
@@ -38,8 +39,6 @@ OPTIONS = (
     "MODEL",
 )
 SECRETS = ("GATEWAY_TOKEN", "MODEL_API_KEY")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-DASHBOARD_PORT = 8265
 CPUS = 1
 TAIL_LINES = 10
 WIDTH = 160
@@ -62,16 +61,14 @@ def dashboard_url(settings):
         with terminal.stage("rehearsal Ray") as stage:
             ray.start(stage.detail)
         return ray.dashboard_url
-    host = urlsplit(f"//{settings.RAY_ADDRESS}").hostname
-    if not host or "/" in settings.RAY_ADDRESS:
-        raise Failure(f"RAY_ADDRESS={settings.RAY_ADDRESS} is not <head>:<port>")
-    if host not in LOOPBACK and urlsplit(settings.gateway_url).hostname in LOOPBACK:
-        raise Failure(
-            f"{settings.gateway_url} means each node itself on the cluster at {host}; "
-            "set GYM_HOST to an address of the Gym machine that all nodes reach"
-        )
-    shown = f"[{host}]" if ":" in host else host
-    return settings.RAY_DASHBOARD_ADDRESS or f"http://{shown}:{DASHBOARD_PORT}"
+    cluster.refuse_loopback_gateway(settings)
+    return cluster.dashboard_url(settings)
+
+
+def samples(settings):
+    """Samples of each row: those of training where they are set, else the few of a rehearsal."""
+    given = settings.is_given("NEMO_GYM_N_SAMPLES_PER_PROMPT")
+    return settings.NEMO_GYM_N_SAMPLES_PER_PROMPT if given else settings.REHEARSAL_SAMPLES
 
 
 def entrypoint(settings, job):
@@ -84,9 +81,9 @@ def entrypoint(settings, job):
     wrapper += ["--secrets", str(job.folder / "secrets.json")]
     driver = [sys.executable, str(ROOT / "scripts" / "rehearsal.py"), "--policy", settings.REHEARSAL_POLICY]
     driver += ["--agent-command", agent, "--agent-cwd", str(ROOT)]
-    driver += ["--agent-env", f"NEMO_GYM_URL={settings.gateway_url}", *gym]
+    driver += ["--agent-env", f"NEMO_GYM_URL={settings.gateway_urls[0]}", *gym]
     driver += ["--agent-timeout", str(settings.AGENT_TIMEOUT_S)]
-    driver += ["--n-samples-per-prompt", str(settings.NEMO_GYM_N_SAMPLES_PER_PROMPT)]
+    driver += ["--n-samples-per-prompt", str(samples(settings))]
     driver += ["--concurrency", str(settings.REHEARSAL_CONCURRENCY), "--dump", str(dump_path(settings, job))]
     return "exec " + shlex.join([*wrapper, "--", *driver])
 
@@ -172,7 +169,7 @@ def main():
     try:
         job = ray_jobs.open_job(settings.RUN_DIR, ray_jobs.Dashboard(dashboard_url(settings)))
         try:
-            return run_job(settings, job, count * settings.NEMO_GYM_N_SAMPLES_PER_PROMPT, args.cpus)
+            return run_job(settings, job, count * samples(settings), args.cpus)
         finally:
             job.close()
     except Interrupted as interruption:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import accept
+import runs
 import smoke
+from terminal import Failure
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'
@@ -49,8 +51,8 @@ def gateway():
 
 
 class Settings:
-    def __init__(self, url="", folder=None):
-        self.gateway_url, self.EXP_DIR = url, folder
+    def __init__(self, folder):
+        self.EXP_DIR = folder
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,8 @@ def brief(monkeypatch):
 
 
 def judge(gateway, *samples):
-    return accept.rollout(Path("dump.jsonl"), list(samples), Settings(gateway.url))
+    places = [(f"dump.jsonl:{number}", item) for number, item in enumerate(samples, 1)]
+    return accept.rollout(runs.Run("a", Path("dump.jsonl"), places), [gateway.url])
 
 
 def test_a_good_rollout_passes_with_the_sample_it_was_seen_in(gateway):
@@ -100,7 +103,7 @@ def test_a_truncated_sample_passes_with_its_budget(gateway):
 def test_state_that_is_not_released_or_not_known_fails(gateway, monkeypatch, held):
     monkeypatch.setattr(accept, "RELEASE_S", 0)
     gateway.answer |= held
-    clean, said = accept.released(Settings(gateway.url), 0.3)
+    clean, said = accept.released([gateway.url], 0.3)
     assert not clean and ("unknown" in said or "=1" in said or "=2" in said)
 
 
@@ -134,11 +137,10 @@ def test_every_layer_is_named_and_a_missing_server_fails_only_its_own(gateway, t
 
 def test_a_gateway_that_is_not_ready_fails_the_services(gateway, tmp_path):
     gateway.answer |= {"ready": False, "servers": {"agent": {"up": False}}}
-    layer = accept.services(Settings(gateway.url))
+    layer = accept.services([gateway.url])
     assert layer.verdict == "failed" and '"agent"' in layer.evidence[0] and "make gym-up" in layer.evidence[0]
-    assert (
-        accept.services(Settings("http://127.0.0.1:9")).evidence[0].startswith("http://127.0.0.1:9/readyz: no answer")
-    )
+    nobody = accept.services([gateway.url, "http://127.0.0.1:9"])
+    assert any(line.startswith("http://127.0.0.1:9/readyz: no answer") for line in nobody.evidence)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"reward": 1}', "[" * 100_000])
@@ -158,9 +160,9 @@ def test_the_newest_dump_is_taken_and_an_older_run_is_not(tmp_path):
     old, new = write_dump(tmp_path, name="old"), write_dump(tmp_path, name="new")
     os.utime(old, (1000, 1000))
     os.utime(new, (2000, 2000))
-    assert accept.newest_dump(Settings(folder=tmp_path)) == new
-    with pytest.raises(accept.Failure, match="no rollout dump"):
-        accept.newest_dump(Settings(folder=tmp_path), since=3000)
+    assert runs.newest_dump(Settings(tmp_path)) == runs.newest(Settings(tmp_path)).dumps == new
+    with pytest.raises(Failure, match="no rollout dump"):
+        runs.newest_dump(Settings(tmp_path), since=3000)
 
 
 def test_a_smoke_run_that_fails_names_what_did_not_run():
@@ -169,7 +171,7 @@ def test_a_smoke_run_that_fails_names_what_did_not_run():
         results = [("data", "passed", 0.1, ""), ("graph", "failed", 2.0, "")]
 
         class settings:
-            REHEARSAL_POLICY, MODEL, MODEL_URL = "oracle", "model", None
+            REHEARSAL_POLICY, MODEL, MODEL_URL, RAY_ADDRESS = "oracle", "model", None, None
 
     lines = smoke.verdict(Run)
     assert lines[0].endswith("failed") and lines[1].endswith("not run") and lines[2].endswith("not run")

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Clone the trainer (Relax) to RELAX_ROOT, at RELAX_REF: `make relax`, for who has no checkout yet.
+
+The usual case is a checkout on shared storage: set RELAX_ROOT to it and leave this out. Guarantees: a
+checkout appears whole or not at all; one that is there is left as it is, and its commit is
+named. Needs git and, for the clone, a network.
+
+    make relax RELAX_REF=main
+    scripts/run.sh fetch_relax --relax-root /shared/Relax
+"""
+
+import shutil
+import subprocess
+
+import settings as variables
+import terminal
+from terminal import Failure
+from train_checks import RELAX_FILES, commit
+
+
+def git(*words):
+    """Run git to its end. Raises Failure with the last thing it said."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True)
+    except OSError as error:
+        raise Failure(f"git: {error.strerror}; install it") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise Failure(f"git {words[0] if words[0] != '-C' else words[2]}: {lines[-1][:300]}")
+
+
+def clone(settings):
+    """Clone beside the target, then put it there."""
+    target = settings.RELAX_ROOT
+    beside = target.with_name(target.name + ".part")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        git("clone", "--quiet", "--no-checkout", settings.RELAX_URL, str(beside))
+        git("-C", str(beside), "checkout", "--quiet", settings.RELAX_REF)
+        beside.rename(target)
+    except OSError as error:
+        raise Failure(f"{target}: {error.strerror} (RELAX_ROOT)") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def main():
+    settings, _ = variables.from_command_line(__doc__, "RELAX_ROOT", "RELAX_URL", "RELAX_REF")
+    root = settings.RELAX_ROOT
+    if not root.exists():
+        with terminal.stage(f"clone {settings.RELAX_URL}"):
+            clone(settings)
+    if missing := [name for name in RELAX_FILES if not (root / name).is_file()]:
+        raise Failure(f"{root}: is no checkout of the trainer, it lacks {missing[0]}; move it away, or set RELAX_ROOT")
+    terminal.say(f"Trainer ready: {root} at {commit(root)}")
+
+
+if __name__ == "__main__":
+    terminal.run(main)

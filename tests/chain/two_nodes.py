@@ -1,0 +1,104 @@
+"""A real Ray cluster of two nodes on this machine: a head without GPUs, and a node with 8 logical ones.
+
+The second node has its own view of one folder (a mount namespace, where this user may make one): it sees
+another in its place, as a node would whose storage is not the others'.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import local
+from graph import own_address
+
+RAY = str(Path(sys.executable).with_name("ray"))
+TRIES = 8
+START_S = 90
+
+
+class Cluster:
+    """At this machine's outward address where it has one; 100 ports from `base` on, files in a folder of its own."""
+
+    def __init__(self, base, folder=None, shown=None):
+        """The second node sees `shown` in the place of `folder`; `differs` tells whether that could be had."""
+        self.base, self.view = base, [str(shown), str(folder)]
+        probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
+        self.differs = bool(folder) and probe.returncode == 0
+        # Ray itself takes the outward address, whatever it is told, for nodes that can be several.
+        self.host = own_address() or "127.0.0.1"
+        self.folder = Path(tempfile.mkdtemp(prefix="two-nodes-"))
+        self.address = f"{self.host}:{base}"
+        self.dashboard_url = f"http://{self.host}:{base + 1}"
+        self.processes = []
+
+    def up(self):
+        head = {"head": None, "port": self.base, "dashboard-host": self.host, "dashboard-port": self.base + 1}
+        head |= {"num-gpus": 0, "ray-client-server-port": self.base + 2, "temp-dir": self.folder / "ray"}
+        self.start("head", head | self.ports(3), [])
+        self.start("node", {"address": self.address, "num-gpus": 8} | self.ports(50), self.blinkers())
+        self.wait_nodes(2)
+
+    def ports(self, offset):
+        names = ("node-manager-port", "object-manager-port", "runtime-env-agent-port", "metrics-export-port")
+        names += ("dashboard-agent-listen-port", "dashboard-agent-grpc-port")
+        found = {name: self.base + offset + index for index, name in enumerate(names)}
+        low = self.base + offset + len(names)
+        return found | {"min-worker-port": low, "max-worker-port": low + 35}
+
+    def blinkers(self):
+        """Command that gives what it starts the other view; empty where that may not be done."""
+        mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+        return ["unshare", "--mount", "bash", "-c", mount, "bash", *self.view] if self.differs else []
+
+    def start(self, name, options, before):
+        fixed = {"node-ip-address": self.host, "num-cpus": 4, "object-store-memory": 100_000_000}
+        flags = [f"--{key}" if value is None else f"--{key}={value}" for key, value in (options | fixed).items()]
+        kept = {k: v for k, v in os.environ.items() if k.lower() not in local.PROXY_VARIABLES}
+        environment = kept | {"RAY_USAGE_STATS_ENABLED": "0"}
+        log = self.folder / f"{name}.log"
+        for _ in range(TRIES):
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*before, RAY, "start", "--block", "--disable-usage-stats", *flags],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            if self.started(process, log):
+                self.processes.append(process)
+                return
+            self.end(process)
+        raise AssertionError(f"Ray did not start: {log.read_text()[-2000:]}")
+
+    def started(self, process, log):
+        # A busy machine starts Ray's agents too late for Ray, which then gives up.
+        end = time.monotonic() + START_S
+        while process.poll() is None and time.monotonic() < end:
+            if b"Ray runtime started" in log.read_bytes():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def wait_nodes(self, count):
+        end = time.monotonic() + START_S
+        while local.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
+            assert time.monotonic() < end, "the nodes did not show on the dashboard"
+            time.sleep(0.3)
+
+    def end(self, process):
+        everyone = local.processes()
+        session = [each for each in everyone if each.session == process.pid]
+        parents = {each.pid for each in session}
+        local.end(session + [each for each in everyone if each.parent in parents and each not in session])
+        process.wait()
+
+    def down(self):
+        for process in reversed(self.processes):
+            self.end(process)
+        shutil.rmtree(self.folder, ignore_errors=True)

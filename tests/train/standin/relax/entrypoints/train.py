@@ -1,0 +1,86 @@
+"""Stands in for the trainer's driver in tests: holds what it is given against the contract, then rolls out.
+
+Rollouts are real: an actor that holds the 8 GPUs serves the model API at the head's address, starts the
+agent command once a sample as the trainer does, and writes the trainer's dump with the
+trainer's fields alone. The policy is the rows' ground truth. Nothing is trained, so no step is logged.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from relax.entrypoints import contract
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = ("rollout_id", "sample_index", "status", "reward", "agent_turns")
+FIELDS += ("prompt_token_count", "response_token_count", "total_token_count", "response")
+
+
+def refuse(faults):
+    for fault in faults:
+        print(f"stand-in trainer: {fault}", flush=True)
+    sys.exit(64)
+
+
+class Rollouts:
+    """What the trainer's rollout side does, in an actor that holds all GPUs."""
+
+    def __init__(self, arguments, host):
+        sys.path.insert(0, str(Path(arguments["agent-cwd"][0]) / "scripts"))
+        import agents
+        import model_api
+        import rehearsal
+        import rollout_dump
+
+        one = {flag: values[0] for flag, values in arguments.items() if flag != "agent-env" and values}
+        self.dump_record = rollout_dump.record
+        policy = {"noop": model_api.noop}.get(os.environ.get("STANDIN_POLICY"), model_api.oracle)
+        self.api = model_api.ModelAPI(host, policy)
+        self.agents = agents.Agents(
+            one["agent-command"], one["agent-cwd"], arguments["agent-env"], float(one["agent-timeout"])
+        )
+        self.rollouts = rehearsal.Rollouts(self.api, self.agents)
+        self.folder = Path(one["save"]) / "rollout_result" / "train"
+        self.samples = int(one["n-samples-per-prompt"])
+
+    def roll_out(self, rollout, prompts):
+        """Roll a batch out and dump it: the number of samples."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(8) as pool:
+            each = [(group, prompt) for group, prompt in enumerate(prompts) for _ in range(self.samples)]
+            numbered = [(index, *rest) for index, rest in enumerate(each)]
+            found = list(pool.map(lambda job: self.rollouts.sample(*job), numbered))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lines = [{name: item[name] for name in FIELDS} | {"rollout_id": rollout} for item in found]
+        with (self.folder / f"{rollout}.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        return len(found)
+
+
+def main():
+    arguments, faults = contract.argument_faults(sys.argv[1:])
+    faults += contract.environment_faults(os.environ, ROOT, sys.executable, Path.cwd())
+    if faults:
+        refuse(faults)
+    print("stand-in trainer: arguments and variables are the contract's", flush=True)
+    if os.environ.get("STANDIN_CRASH"):
+        raise SystemExit("stand-in trainer: ends badly, as told")
+    import ray
+
+    ray.init(logging_level="ERROR")
+    host = os.environ["MASTER_ADDR"]
+    number = {flag: int(arguments[flag][0]) for flag in ("num-rollout", "rollout-batch-size")}
+    lines = Path(arguments["prompt-data"][0]).read_text().splitlines()
+    prompts = [json.loads(line) for line in lines]
+    actor = ray.remote(num_gpus=8, num_cpus=1)(Rollouts).remote(arguments, host)
+    for rollout in range(number["num-rollout"]):
+        size = number["rollout-batch-size"]
+        batch = [prompts[(rollout * size + place) % len(prompts)] for place in range(size)]
+        count = ray.get(actor.roll_out.remote(rollout, batch))
+        print(f"stand-in trainer: rollout {rollout} has {count} samples; nothing is trained", flush=True)
+
+
+if __name__ == "__main__":
+    main()

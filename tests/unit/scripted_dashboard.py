@@ -1,0 +1,74 @@
+"""A scripted Ray dashboard: nodes and jobs as a test sets them; it takes jobs, ends them on a stop, and keeps count."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+
+class ScriptedDashboard(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.gpus = {"head": "0.0/0.0 GPU", "worker": "0.0/8.0 GPU"}
+        self.jobs, self.submitted, self.asked = {}, [], []
+        # What becomes of a job that is told to stop; None: nothing.
+        self.after_stop = "STOPPED"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def nodes(self):
+        summary = [
+            {"ip": f"10.0.0.{place}", "raylet": {"nodeId": name, "state": "ALIVE", "isHeadNode": name == "head"}}
+            for place, name in enumerate(self.gpus, 5)
+        ]
+        for each, share in zip(summary, self.gpus.values(), strict=True):
+            each["raylet"]["resourcesTotal"] = {"GPU": float(share.split("/")[1].split()[0])}
+        shares = {name: f"0.0/4.0 CPU\n{share}\n" for name, share in self.gpus.items()}
+        return {"data": {"summary": summary, "nodeLogicalResources": shares}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        path = urlsplit(self.path).path
+        job = self.server.jobs.get(path.removeprefix("/api/jobs/"))
+        if path == "/nodes":
+            self.send(200, self.server.nodes())
+        elif path == "/api/jobs/":
+            self.send(200, list(self.server.jobs.values()))
+        elif job:
+            self.send(200, job)
+        elif path.endswith("/logs"):
+            self.send(200, {"logs": ""})
+        else:
+            self.send(404, {})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append(self.path)
+        parts = self.path.split("/")
+        if parts[-1] == "stop" and parts[-2] in self.server.jobs:
+            if self.server.after_stop:
+                self.server.jobs[parts[-2]]["status"] = self.server.after_stop
+            self.send(200, {"stopped": True})
+        else:
+            self.server.submitted.append(json.loads(body))
+            self.send(200, {})
+
+    def send(self, status, payload):
+        data = json.dumps(payload).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Keep the test's output clean."""
