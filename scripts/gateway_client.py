@@ -14,6 +14,7 @@ import http.client
 import json
 import random
 import time
+from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 ENDED = ("completed", "truncated", "aborted", "failed")
@@ -65,7 +66,9 @@ class Gateway:
         """Send one request once. Returns the parsed answer, {} for 204. Raises Unavailable or Refused."""
         connection = self._connection(timeout or self.settings.NEMO_GYM_REQUEST_TIMEOUT_S)
         try:
-            connection.request(method, quote(self.url.path, safe="/%:@") + path, body, self.headers)
+            # A Gateway that refuses a large body may close before all of it is sent; its answer says why.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, quote(self.url.path, safe="/%:@") + path, body, self.headers)
             answer = connection.getresponse()
             text = answer.read(ANSWER_LIMIT_BYTES)
         except (OSError, http.client.HTTPException, UnicodeError) as error:

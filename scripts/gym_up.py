@@ -12,10 +12,12 @@ container that fails is started again by the engine, five times at most; after a
   scripts/gym_up.py --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
 """
 
+import fcntl
 import hashlib
 import json
 import sys
 import time
+from contextlib import contextmanager
 
 import docker_backend
 import local
@@ -194,6 +196,16 @@ def check_loopback(settings):
         raise Failure(f"a server of the graph listens on {exposed[0][0]}:{exposed[0][1]}; only the Gateway may")
 
 
+@contextmanager
+def only_start(settings, current):
+    """Hold the right to start a graph in this RUN_DIR; a second start waits and then finds the first's graph."""
+    settings.RUN_DIR.mkdir(parents=True, exist_ok=True)
+    with open(settings.RUN_DIR / "starting.lock", "w") as lock:
+        current.detail("waiting for another start in this RUN_DIR")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def replace_graph(graph, fingerprint, current):
     """End what runs of ours, start `graph`, and wait for it; a start that fails is undone."""
     end_graph(graph.settings)
@@ -217,7 +229,7 @@ def main():
     fingerprint = graph_fingerprint(settings)
     graph, why = choose_backend(settings)
     say(f"Backend: {graph.name} ({why})")
-    with stage("graph") as current:
+    with stage("graph") as current, only_start(settings, current):
         kept = is_running(graph, fingerprint)
         if not kept:
             replace_graph(graph, fingerprint, current)

@@ -60,25 +60,38 @@ def mark(settings):
 
 def spawn(command, log_path, environment, cwd):
     """Start `command` in a session of its own, stdout and stderr appended to `log_path`. Returns the Popen."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_path, "ab") as log:
-        started = subprocess.Popen(
-            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    with open(Path(environment[MARK]) / SESSIONS, "a") as record:
-        record.write(f"{started.pid} {Process(started.pid).start} {environment[ROLE]}\n")
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(log_path, "ab") as log, open(Path(environment[MARK]) / SESSIONS, "a") as record:
+            started = subprocess.Popen(
+                command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+            record.write(f"{boot_id()} {started.pid} {Process(started.pid).start} {environment[ROLE]}\n")
+    except OSError as error:
+        raise Failure(f"RUN_DIR: {error.filename or log_path.parent}: {error.strerror}") from None
     return started
 
 
+def boot_id():
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def recorded_sessions(settings, role, everyone):
-    """Ids of the sessions we started (for one role) that still are what they were."""
+    """{session id: start of its leader} of the sessions we started (for one role) since this boot."""
     path = settings.RUN_DIR / SESSIONS
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    known = [line for line in lines if len(line) == 4 and line[0] == boot_id() and role in (None, line[3])]
+    sessions = {int(pid): int(start) for _, pid, start, _ in known if pid.isdecimal() and start.isdecimal()}
     starts = {process.pid: process.start for process in everyone}
     # A leader that is gone leaves its number to its session; another leader has another start.
-    return {
-        int(pid) for pid, start, of in lines if role in (None, of) and starts.get(int(pid), int(start)) == int(start)
-    }
+    return {pid: start for pid, start in sessions.items() if starts.get(pid, start) == start}
+
+
+def forget_sessions(settings):
+    """Drop the record once nothing of ours is left: its numbers are anybody's from then on."""
+    if not ours(settings):
+        (settings.RUN_DIR / SESSIONS).unlink(missing_ok=True)
 
 
 class Process:
@@ -118,7 +131,8 @@ def ours(settings, role=None):
     """Our live processes (of one role), whatever they descend to included."""
     everyone = [p for p in processes() if p.state != "Z" and p.pid != os.getpid()]
     sessions = recorded_sessions(settings, role, everyone)
-    marked = {p.pid for p in everyone if p.session in sessions or _is_marked(p, mark(settings), role)}
+    in_session = {p.pid for p in everyone if p.start >= sessions.get(p.session, p.start + 1)}
+    marked = in_session | {p.pid for p in everyone if _is_marked(p, mark(settings), role)}
     children = {}
     for process in everyone:
         children.setdefault(process.parent, []).append(process.pid)
@@ -371,4 +385,5 @@ class PrivateRay:
         running = ours(self.settings, self.role)
         end(running)
         self.clear()
+        forget_sessions(self.settings)
         return len(running)

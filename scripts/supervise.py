@@ -26,6 +26,14 @@ WATCH_EVERY_S = 0.5
 BACKOFF_S = (0.5, 1, 2, 4, 8, 15, 30)
 # A server that lived this long has recovered: its next restart waits the shortest time again.
 STEADY_S = 60
+# A server's event loop may be held by one long request; beyond HANG_S it is held for good.
+LOOK_EVERY_S, LOOK_TIMEOUT_S, HANG_S = 5, 2, 30
+# NeMo Gym's names of the servers, and ours of their ports.
+PORT_NAMES = {
+    "policy_model": "callbacks",
+    "workplace_assistant": "resource",
+    "workplace_assistant_simple_agent": "agent",
+}
 # The Gateway may need its clean-up time; the others hold nothing worth waiting for.
 END_GRACE_S = {"policy_model": 12, "default": 3}
 
@@ -33,19 +41,21 @@ END_GRACE_S = {"policy_model": 12, "default": 3}
 class Server:
     """One server process of the graph and what is needed to start it again."""
 
-    def __init__(self, name, command, log, environment, cwd):
-        self.name, self.log = name, log
+    def __init__(self, name, url, command, log, environment, cwd):
+        self.name, self.url, self.log = name, url, log
         self._how = (["/bin/bash", "-c", command], log, environment, cwd)
         self.restarts, self.restart_at = 0, None
         self.start()
 
     def start(self):
         self.started, self.restart_at = time.monotonic(), None
+        self.answered, self.next_look = None, 0
         self.process = local.spawn(*self._how)
 
     def watch(self, now):
-        """Start the server again if it died and its wait is over."""
+        """Start the server again if it died and its wait is over; end it if it hangs."""
         if self.process.poll() is None:
+            self._end_if_hung(now)
             return
         if self.restart_at is None:
             self.end(signal.SIGKILL, 0)  # what the dead shell may have left behind
@@ -55,6 +65,17 @@ class Server:
             self.restart_at, self.restarts = now + wait, self.restarts + 1
         elif now >= self.restart_at:
             self.start()
+
+    def _end_if_hung(self, now):
+        """Kill a server that answered once and no longer does: a tool's pathological argument can hold it for ever."""
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_EVERY_S
+        if local.get(self.url, LOOK_TIMEOUT_S)[0]:
+            self.answered = now
+        elif self.answered and now - self.answered > HANG_S:
+            print(f"{self.name} has not answered at {self.url} for {HANG_S} s; it is ended", flush=True)
+            self.end(signal.SIGKILL, 0)
 
     def end(self, number, patience_s):
         """Signal the server's whole session; SIGKILL after `patience_s`."""
@@ -80,7 +101,8 @@ class Graph:
         """Takes the place of NeMo Gym's `run_command`: same environment, a session and a log of its own."""
         environment = dict(os.environ, PYTHONPATH=f"{directory.absolute()}", PYTHONUNBUFFERED="1")
         log = self.settings.RUN_DIR / "logs" / f"{server_name}.log"
-        self.servers[server_name] = Server(server_name, command, log, environment, self.work)
+        url = self.settings.local_url(PORT_NAMES[server_name])
+        self.servers[server_name] = Server(server_name, url, command, log, environment, self.work)
         return self.servers[server_name].process
 
     def start(self):

@@ -20,6 +20,9 @@ RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30
 CONNECT_TIMEOUT_S = 10
 EXCERPT = 200
+# Room for a message and some reasoning beside each call.
+ITEMS_PER_CALL = 8
+MAX_TOKENS = 2**40
 
 
 class EndpointFault(Exception):
@@ -49,18 +52,26 @@ class ModelCalls:
         async with asyncio.timeout_at(deadline):
             status, text = await self._insist(endpoint, request)
         answer = complete(self._parse(endpoint, status, text))
+        self._check_amount(answer["output"])
         try:
             self.check_answer(answer)
+            orjson.dumps(answer)  # reads deeper than it writes
+        except orjson.JSONEncodeError as error:
+            raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {error}") from None
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False, include_context=False)[0]
             where = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper())
             raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {where}: {first['msg']}") from None
-        calls = sum(item["type"] == "function_call" for item in answer["output"])
-        if calls > self.settings.GATEWAY_MAX_CALLS_PER_ANSWER:
-            raise TooManyCalls(
-                f"{calls} tool calls in one answer; {self.settings.GATEWAY_MAX_CALLS_PER_ANSWER} allowed"
-            )
         return answer
+
+    def _check_amount(self, output):
+        """Refuse an answer that would keep the agent and the verifier from everybody else."""
+        allowed = self.settings.GATEWAY_MAX_CALLS_PER_ANSWER
+        calls = sum(isinstance(item, dict) and item.get("type") == "function_call" for item in output)
+        if calls > allowed:
+            raise TooManyCalls(f"{calls} tool calls in one answer; {allowed} allowed")
+        if len(output) > allowed * ITEMS_PER_CALL:
+            raise TooManyCalls(f"{len(output)} items in one answer; {allowed * ITEMS_PER_CALL} allowed")
 
     async def _insist(self, endpoint, request):
         """Send until an answer is not one that asks for another try. Returns status and body."""
@@ -158,7 +169,7 @@ def _complete_usage(usage):
 
 
 def _count(value):
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
 
 
 def _complete_item(item):

@@ -8,17 +8,21 @@ import asyncio
 import hmac
 import ipaddress
 import traceback
+from contextlib import suppress
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from gateway.protocol import ROLLOUT_KEY, ApiError, CreatePayload, parse_json, unfit
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
+# What is still read of a body that was refused for its size.
+DRAIN_S, DRAIN_BYTES = 2, 64 << 20
 # A model call carries the rollout's whole history; only the agent sends one.
 CALLBACK_BODY_BYTES = 64 << 20
 
@@ -59,19 +63,33 @@ def with_errors(app):
 async def read_body(request, limit):
     """The request's body. Raises ApiError 413 beyond `limit` bytes, 408 if it comes too slowly."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise ApiError(413, "body_too_large", f"more than {limit} bytes (GATEWAY_MAX_BODY_BYTES)")
-    parts, size = [], 0
+    parts, size = [], int(declared) if declared.isdecimal() and int(declared) > limit else 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise ApiError(413, "body_too_large", f"more than {limit} bytes (GATEWAY_MAX_BODY_BYTES)")
-                parts.append(part)
+            stream = request.stream()
+            if size <= limit:
+                async for part in stream:
+                    size += len(part)
+                    parts.append(part)
+                    if size > limit:
+                        break
+            if size > limit:
+                await drain(stream)
+                raise ApiError(413, "body_too_large", f"more than {limit} bytes (GATEWAY_MAX_BODY_BYTES)")
     except TimeoutError:
         raise ApiError(408, "body_too_slow", f"the body took more than {BODY_TIMEOUT_S} s") from None
     return b"".join(parts)
+
+
+async def drain(stream):
+    """Read on for a while: a client that is still sending would see a broken connection, not its answer."""
+    read = 0
+    with suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(DRAIN_S):
+            async for part in stream:
+                read += len(part)
+                if read > DRAIN_BYTES:
+                    return
 
 
 def from_loopback(request):

@@ -278,7 +278,7 @@ class Trials:
             live.settle(Outcome(Status.TRUNCATED, 0.0, dict(_NO_ITEMS), Fault("too_many_calls", None, str(error))))
         except EndpointFault as fault:
             self.metrics.faulted(fault.kind)
-            live.settle(failed("agent_error", f"endpoint_{fault.kind}", str(fault)))
+            live.settle(failed("agent_error", f"endpoint_{fault.kind}", request.endpoint.redact(str(fault))))
         except TimeoutError:
             # The janitor settles the trial at the same deadline.
             await live.settled.wait()
