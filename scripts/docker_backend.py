@@ -26,6 +26,7 @@ HOME = "/opt/relax-nemo-gym"
 PYTHON = "/opt/nemo-gym/.venv/bin/python"
 DATA, STATE = "/data", "/state"
 STOP_GRACE_S = 40
+FIRST_CONTACT_S, REQUEST_TIMEOUT_S = 5, 120
 # Ray's session folder and NeMo Gym's scratch files; they live as long as the container runs.
 TMPFS = {"/tmp": "size=2g,mode=1777"}
 RESTART = {"Name": "on-failure", "MaximumRetryCount": 5}
@@ -48,7 +49,10 @@ def connect():
     import docker
 
     try:
-        return docker.from_env(timeout=120)
+        # An engine that hangs is as good as none; later requests may take their time.
+        client = docker.from_env(timeout=FIRST_CONTACT_S)
+        client.api.timeout = REQUEST_TIMEOUT_S
+        return client
     except docker.errors.DockerException as error:
         if "Permission denied" in str(error):
             raise Failure(

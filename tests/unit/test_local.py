@@ -337,3 +337,37 @@ def test_a_ray_keeps_its_temporary_folder_until_it_is_cleared(tmp_path, monkeypa
 def test_stopping_what_does_not_run_is_no_fault(run):
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=run.RUN_DIR)
     assert local.PrivateRay(made, "gym").stop() == 0
+
+
+def test_a_recorded_session_of_another_boot_is_nobodys(run):
+    run.RUN_DIR.mkdir()
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        for line in (f"other-boot {stranger.pid} 1 gym", f"{stranger.pid} 1 gym", "torn li"):
+            (run.RUN_DIR / local.SESSIONS).write_text(line + "\n")
+            assert local.ours(run) == []
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_session_is_ours_only_with_members_younger_than_its_leader(run):
+    run.RUN_DIR.mkdir()
+    member = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        later = local.Process(member.pid).start + 1
+        record = run.RUN_DIR / local.SESSIONS
+        record.write_text(f"{local.boot_id()} {member.pid} {later} gym\n")
+        assert local.ours(run) == []
+        record.write_text(f"{local.boot_id()} {member.pid} {later - 1} gym\n")
+        assert [process.pid for process in local.ours(run)] == [member.pid]
+    finally:
+        member.kill()
+        member.wait()
+
+
+def test_the_record_of_sessions_goes_with_the_last_process(run):
+    run.RUN_DIR.mkdir()
+    (run.RUN_DIR / local.SESSIONS).write_text("old\n")
+    local.forget_sessions(run)
+    assert not (run.RUN_DIR / local.SESSIONS).exists()

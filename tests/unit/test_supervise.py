@@ -1,0 +1,85 @@
+"""A server of the graph as the supervisor watches it: dead or hung, it is started again; healthy, it is left alone."""
+
+import signal
+import socket
+import sys
+import time
+
+import pytest
+
+import local
+import settings as variables
+import supervise
+
+# Answers until it is told to hang, then keeps its port and says nothing more.
+SCRIPT = """
+import http.server, os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch, free_port):
+    for name, value in {"LOOK_EVERY_S": 0, "LOOK_TIMEOUT_S": 0.5, "HANG_S": 1, "BACKOFF_S": (0,)}.items():
+        monkeypatch.setattr(supervise, name, value)
+    program = tmp_path / "server.py"
+    program.write_text(SCRIPT)
+    settings = variables.load({"RUN_DIR": str(tmp_path)}, environment={}, dotenv=tmp_path / "none")
+    environment = local.environment(settings, "gym")
+    command = f"exec {sys.executable} {program} {free_port}"
+    made = supervise.Server("it", f"http://127.0.0.1:{free_port}", command, tmp_path / "log", environment, tmp_path)
+    yield made
+    made.end(signal.SIGKILL, 0)
+
+
+def watch_until(server, condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "the supervisor did not get there"
+        server.watch(time.monotonic())
+        time.sleep(0.1)
+
+
+def test_a_healthy_server_is_left_alone(server):
+    first = server.process.pid
+    watch_until(server, lambda: server.answered)
+    began = time.monotonic()
+    watch_until(server, lambda: time.monotonic() > began + 2)
+    assert server.process.pid == first
+
+
+def test_a_dead_server_is_started_again(server):
+    first = server.process
+    watch_until(server, lambda: server.answered)
+    first.kill()
+    first.wait()
+    watch_until(server, lambda: server.process.pid != first.pid and server.answered)
+
+
+def test_a_hung_server_is_ended_and_started_again(server):
+    first = server.process
+    watch_until(server, lambda: server.answered)
+    first.send_signal(signal.SIGUSR1)
+    watch_until(server, lambda: server.process.pid != first.pid and server.answered)
+    assert first.returncode == -signal.SIGKILL
+
+
+def test_a_server_that_never_answered_is_still_starting(server):
+    server.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    watch_until(server, lambda: time.monotonic() > began + 2)
+    assert server.process.poll() is None
