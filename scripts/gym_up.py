@@ -207,8 +207,8 @@ def only_start(settings, current):
 
 
 def replace_graph(graph, fingerprint, current):
-    """End what runs of ours, start `graph`, and wait for it; a start that fails is undone."""
-    end_graph(graph.settings)
+    """End what runs of ours, start `graph`, and wait for it; a start that fails is undone. Returns how it went."""
+    replaced = end_graph(graph.settings)
     graph.check()
     put_logs_aside(graph.settings)
     try:
@@ -219,6 +219,7 @@ def replace_graph(graph, fingerprint, current):
     except BaseException:
         end_graph(graph.settings)
         raise
+    return "started in place of one with other variables or code" if replaced else "started"
 
 
 def main():
@@ -230,10 +231,10 @@ def main():
     graph, why = choose_backend(settings)
     say(f"Backend: {graph.name} ({why})")
     with stage("graph") as current, only_start(settings, current):
-        kept = is_running(graph, fingerprint)
-        if not kept:
-            replace_graph(graph, fingerprint, current)
-        current.note = "kept, its fingerprint matches" if kept else "started"
+        if is_running(graph, fingerprint):
+            current.note = "kept, its fingerprint matches"
+        else:
+            current.note = replace_graph(graph, fingerprint, current)
     say(
         f"Graph ready: {settings.gateway_url} backend={graph.name} fingerprint={fingerprint} "
         f"logs={settings.RUN_DIR / 'logs'}"

@@ -25,8 +25,8 @@ case $name in
     stop | gym_down)
         if trains_here; then
             python=python3
-        elif [[ ! -x $python ]]; then
-            echo "Nothing to stop: this clone was never set up."
+        elif [[ ! -e $root/.venv/.ready/packages ]]; then
+            echo "Nothing to stop: this clone was never set up to the end."
             exit 0
         fi
         ;;

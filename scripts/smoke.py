@@ -21,6 +21,7 @@ import time
 from urllib.parse import urlsplit
 
 import accept
+import local
 import rollout_dump
 import rows
 import runs
@@ -181,6 +182,8 @@ def verdict(smoke):
         "noop": "a policy that does nothing stood in for the policy model",
         "endpoint": f"the policy model was {smoke.settings.MODEL} at {smoke.settings.MODEL_URL}",
     }
+    if "Ray job" not in results:
+        return lines
     actor = actors[smoke.settings.REHEARSAL_POLICY]
     return [*lines, f"Stand-ins: {actor}, and the rehearsal driver for the trainer's loop."]
 
@@ -194,7 +197,8 @@ def main():
     terminal.say("\n" + final_table(smoke, int(os.environ.get("SETUP_SECONDS", "0"))) + "\n")
     for line in verdict(smoke):
         terminal.say(line)
-    terminal.say("The servers and the rehearsal's Ray stay up for the next run; `make stop` ends them.")
+    if local.ours(settings):
+        terminal.say("The servers and the rehearsal's Ray stay up for the next run; `make stop` ends them.")
     terminal.say(f"make smoke: {'passed' if passed else 'FAILED'}")
     return 0 if passed else 128 + smoke.signalled if smoke.signalled else 1
 
