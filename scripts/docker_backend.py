@@ -154,6 +154,7 @@ def check_paths(client, settings, image):
     token = secrets.token_hex(8)
     asked, seen = settings.RUN_DIR / ".probe", settings.RUN_DIR / ".probe-seen"
     shared = confinement(client, settings)
+    # Its status says nothing the file does not: what counts is whether the copy is seen here.
     copy = ["/bin/sh", "-c", f"cp {STATE}/{asked.name} {STATE}/{seen.name} 2>&1 || true"]
     asked.write_text(token)
     try:

@@ -56,6 +56,7 @@ can_make_venv() { have_uv || "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
 candidates() {
     printf '%s\n' python3 python3.12 python3.13
     printf '%s\n' "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[23].*/bin/python3
+    # uv answers with an error where it finds none, which is an empty list here.
     if have_uv; then uv python find '>=3.12,<3.14' 2>/dev/null || true; fi
 }
 
