@@ -291,7 +291,8 @@ async def gateway_alone(settings, args, level):
     async with bench_load.serving(bench_load.Servers(callbacks)) as nothing:
         host, port = nothing.removeprefix("http://").split(":")
         place = {"server": {"host": host, "port": int(port)}}
-        config = {"agent": {"responses_api_agents": place}, "resource": {"resources_servers": place}}
+        agent = {"server": place["server"] | {"resources_server": {"name": "resource"}}}
+        config = {"agent": {"responses_api_agents": agent}, "resource": {"resources_servers": place}}
         environment = local.environment(graph.settings, "gym") | graph.settings.texts
         environment |= {"NEMO_GYM_CONFIG_DICT": json.dumps(config)}
         command = [sys.executable, str(ROOT / "scripts" / "gateway" / "app.py")]

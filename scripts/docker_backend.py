@@ -195,7 +195,7 @@ def refuse_foreign(client, settings):
 
 
 class DockerGraph:
-    """The graph in its container. `variables`: those of env.example that its servers read;
+    """The graph in its container. `variables`: {name: text} of env.example that its servers read;
     `check_ports(settings)` raises Failure for a port of the graph that is taken.
     """
 
@@ -242,9 +242,8 @@ class DockerGraph:
             self.container.start()
 
     def environment(self, fingerprint):
-        chosen = {name: self.settings.texts[name] for name in self.variables}
         places = {"RUN_DIR": STATE, "DATA_ROOT": DATA, "HOME": "/tmp", "USER": "gym", "PYTHONPATH": ""}
-        return chosen | {"GYM_HOST": self.settings.GYM_HOST, "WORKPLACE_FINGERPRINT": fingerprint} | places
+        return self.variables | {"GYM_HOST": self.settings.GYM_HOST, "WORKPLACE_FINGERPRINT": fingerprint} | places
 
     def died(self):
         with in_words("looking at the container"):

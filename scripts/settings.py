@@ -16,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "env.example"
 # An unknown name with one of these beginnings is taken for a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
-# Offsets from GYM_BASE_PORT; env.example says the same in words.
+# Offsets from GYM_BASE_PORT; env.example says the same in words. Further pairs of agent and resource
+# server follow, as agent_2 and resource_2 and so on, up to MOST_REPLICAS below Ray's own ports.
 PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks": 4}
+MOST_REPLICAS = 18
 
 
 class SettingsError(Exception):
@@ -247,9 +249,24 @@ class Settings:
         """Whether the variable was set anywhere but in env.example."""
         return name in self._given
 
+    @property
+    def replicas(self):
+        """Pairs of agent and resource server in the graph; GYM_REPLICAS=0 leaves a core to all the rest."""
+        return self.GYM_REPLICAS or max(1, min(cores_at_hand() - 1, MOST_REPLICAS))
+
+    def servers(self):
+        """{server: port} of the whole graph."""
+        found = {name: self.port(name) for name in PORT_OFFSETS}
+        for nth in range(2, self.replicas + 1):
+            found |= {name: self.port(name) for name in (f"agent_{nth}", f"resource_{nth}")}
+        return found
+
     def port(self, server):
-        """Port of "gateway", "agent", "resource", "head" or "callbacks"."""
-        return self.GYM_BASE_PORT + PORT_OFFSETS[server]
+        """Port of "gateway", "agent", "resource", "head" or "callbacks", or of a further pair's "agent_2", …"""
+        if server in PORT_OFFSETS:
+            return self.GYM_BASE_PORT + PORT_OFFSETS[server]
+        kind, nth = server.split("_")
+        return self.GYM_BASE_PORT + len(PORT_OFFSETS) + 2 * (int(nth) - 2) + ("agent", "resource").index(kind)
 
     def local_url(self, server):
         """URL of one of our servers as seen on this machine."""
@@ -277,6 +294,16 @@ class Settings:
         if split is None and self.NEMO_GYM_SOURCE_DATA:
             return self.NEMO_GYM_SOURCE_DATA
         return self.gym_data / f"workplace_assistant_{split or self.SPLIT}.jsonl"
+
+
+def cores_at_hand():
+    """Whole cores this process may use: those it may run on, and no more than its control group's share of time."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, int(quota) // int(period))
+    except (OSError, ValueError):  # no such group, or "max"
+        return cores
 
 
 def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=None):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the graph until a signal: private Ray, Gateway, simple agent, resource server, head server.
+"""Run the graph until a signal: private Ray, Gateway, pairs of simple agent and resource server, head server.
 
 NeMo Gym's own launcher starts the servers, its start-up as it is. Its watch ends the whole graph
 when one server dies; here a server that dies alone is started again, with backoff, while the
@@ -17,6 +17,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import yaml
+
 import local
 from apply_patches import installed_tree
 from settings import ROOT, from_command_line
@@ -28,12 +30,8 @@ BACKOFF_S = (0.5, 1, 2, 4, 8, 15, 30)
 STEADY_S = 60
 # A server's event loop may be held by one long request; beyond HANG_S it is held for good.
 LOOK_EVERY_S, LOOK_TIMEOUT_S, HANG_S = 5, 2, 30
-# NeMo Gym's names of the servers, and ours of their ports.
-PORT_NAMES = {
-    "policy_model": "callbacks",
-    "workplace_assistant": "resource",
-    "workplace_assistant_simple_agent": "agent",
-}
+# NeMo Gym's names of a pair's servers; those of further pairs end in _2, _3, …
+RESOURCE, AGENT = "workplace_assistant", "workplace_assistant_simple_agent"
 # The Gateway may need its clean-up time; the others hold nothing worth waiting for.
 END_GRACE_S = {"policy_model": 12, "default": 3}
 
@@ -95,13 +93,20 @@ class Graph:
     def __init__(self, settings, ray_address):
         self.settings, self.ray_address = settings, ray_address
         self.servers = {}
+        # NeMo Gym's names of the servers, and ours of their ports.
+        self.names = {"policy_model": "callbacks"}
+        for suffix in self.suffixes():
+            self.names |= {RESOURCE + suffix: f"resource{suffix}", AGENT + suffix: f"agent{suffix}"}
         self.work = settings.RUN_DIR / "work"
+
+    def suffixes(self):
+        return ["", *(f"_{nth}" for nth in range(2, self.settings.replicas + 1))]
 
     def launch(self, command, directory, server_name="", **_):
         """Takes the place of NeMo Gym's `run_command`: same environment, a session and a log of its own."""
         environment = dict(os.environ, PYTHONPATH=f"{directory.absolute()}", PYTHONUNBUFFERED="1")
         log = self.settings.RUN_DIR / "logs" / f"{server_name}.log"
-        url = self.settings.local_url(PORT_NAMES[server_name])
+        url = self.settings.local_url(self.names[server_name])
         self.servers[server_name] = Server(server_name, url, command, log, environment, self.work)
         return self.servers[server_name].process
 
@@ -134,20 +139,30 @@ class Graph:
 
     def config(self):
         """NeMo Gym's configuration of the graph."""
-        port = self.settings.port
-
-        def at(name):
-            return {"host": "127.0.0.1", "port": port(name)}
-
-        return {
-            "config_paths": [str(installed_tree() / local_resource() / "configs/workplace_assistant.yaml")],
-            "workplace_assistant": {"resources_servers": {"workplace_assistant": at("resource")}},
-            "workplace_assistant_simple_agent": {"responses_api_agents": {"simple_agent": at("agent")}},
-            "policy_model": {"responses_api_models": {"gateway": {"entrypoint": "app.py", **at("callbacks")}}},
-            "head_server": at("head"),
+        path = installed_tree() / local_resource() / "configs/workplace_assistant.yaml"
+        upstream = yaml.safe_load(path.read_text())
+        pairs = {}
+        for suffix in self.suffixes():
+            pairs |= self.pair(upstream, suffix)
+        return pairs | {
+            "policy_model": {"responses_api_models": {"gateway": {"entrypoint": "app.py", **self.at("callbacks")}}},
+            "head_server": self.at("head"),
             "ray_head_node_address": self.ray_address,
             "skip_venv_if_present": True,
             "uv_venv_dir": str(self.work / "venvs"),
+        }
+
+    def at(self, name):
+        return {"host": "127.0.0.1", "port": self.settings.port(name)}
+
+    def pair(self, upstream, suffix):
+        """One pair's instances: as NeMo Gym configures them, at our ports, the agent bound to its resource server."""
+        resource = upstream[RESOURCE]["resources_servers"]["workplace_assistant"]
+        agent = upstream[AGENT]["responses_api_agents"]["simple_agent"]
+        bound = {"resources_server": agent["resources_server"] | {"name": RESOURCE + suffix}}
+        return {
+            RESOURCE + suffix: {"resources_servers": {"workplace_assistant": resource | self.at(f"resource{suffix}")}},
+            AGENT + suffix: {"responses_api_agents": {"simple_agent": agent | bound | self.at(f"agent{suffix}")}},
         }
 
     def watch(self):
@@ -195,7 +210,9 @@ def end_on_signals():
 
 
 def main():
-    settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_BIND_HOST")
+    settings, _ = from_command_line(
+        __doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_BIND_HOST", "GYM_REPLICAS"
+    )
     settings.RUN_DIR.mkdir(parents=True, exist_ok=True)
     end_on_signals()
     os.environ.update(settings.texts, **local.environment(settings, "gym"))

@@ -25,7 +25,7 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
-from gateway.environment import Environment
+from gateway.environment import Environment, Pair
 from gateway.model_calls import ModelCalls
 from gateway.protocol import PROTOCOL, Registry
 from gateway.store import Store
@@ -37,8 +37,9 @@ BACKLOG = 2048
 class Gateway:
     """One process's Gateway, from its configuration to its end."""
 
-    def __init__(self, settings, agent_url, resource_url):
-        self.settings, self.agent_url, self.resource_url = settings, agent_url, resource_url
+    def __init__(self, settings, pairs):
+        """`pairs`: [(agent's URL, resource server's URL)], at least one."""
+        self.settings, self.pairs = settings, pairs
         self.epoch = secrets.token_hex(8)
         self.fingerprint = fingerprint(installed_tree())
         self.server = None
@@ -60,13 +61,8 @@ class Gateway:
         self.store = Store(self.settings.RUN_DIR / "trials.sqlite")
         model_calls = ModelCalls(self.http, self.settings, NeMoGymResponse.model_validate)
         self.trials = Trials(self.settings, self.store, model_calls)
-        self.environment = Environment(
-            self.http,
-            self.agent_url,
-            self.resource_url,
-            self.settings.GATEWAY_CLEANUP_TIMEOUT_S,
-            self.trials.settle_all,
-        )
+        timeout_s, on_lost = self.settings.GATEWAY_CLEANUP_TIMEOUT_S, self.trials.settle_lost
+        self.environment = Environment([Pair(self.http, *urls, timeout_s, on_lost) for urls in self.pairs])
         await self.trials.start(self.environment)
         self.watch = asyncio.create_task(self.environment.watch())
         self.server = uvicorn.Server(self.uvicorn_config(self.application()))
@@ -86,7 +82,7 @@ class Gateway:
         """One ASGI application: by the port that was called, the callbacks or the public surface."""
         registry = Registry(
             self.settings.NEMO_GYM_CALLBACK_ALLOWED_NETWORKS,
-            {self.settings.port(name) for name in variables.PORT_OFFSETS},
+            set(self.settings.servers().values()),
             NeMoGymResponseCreateParamsNonStreaming.model_validate,
             self.store.salt,
         )
@@ -124,7 +120,7 @@ class Gateway:
         trials, environment = self.trials, self.environment
         active = len(trials.live)
         return {
-            "ready": all(environment.up.values()) and trials.janitor_healthy and not trials.stopping,
+            "ready": environment.ready.is_set() and trials.janitor_healthy and not trials.stopping,
             "protocol_version": PROTOCOL,
             "service_epoch": self.epoch,
             "gym_commit": self.fingerprint["gym_commit"],
@@ -135,10 +131,7 @@ class Gateway:
             "janitor_healthy": trials.janitor_healthy,
             "open_sessions": environment.open_sessions,
             "environment": self.fingerprint,
-            "servers": {
-                "agent": {"url": self.agent_url, "up": environment.up["agent"]},
-                "resource": {"url": self.resource_url, "up": environment.up["resource"]},
-            },
+            "servers": environment.servers(),
         }
 
     async def shutdown(self):
@@ -157,22 +150,26 @@ def listen(host, port):
 
 
 def graph_urls(config):
-    """URLs of the agent and the resource server in NeMo Gym's configuration."""
+    """[(agent's URL, its resource server's URL)] of NeMo Gym's configuration."""
 
-    def url(kind):
-        for instance in config.values():
-            if isinstance(instance, dict) and isinstance(instance.get(kind), dict):
-                server = next(iter(instance[kind].values()))
-                return f"http://{server['host']}:{server['port']}"
-        raise SystemExit(f"error: NEMO_GYM_CONFIG_DICT has no {kind}; the Gateway is started by supervise.py")
+    def servers(kind):
+        named = {name: instance.get(kind) for name, instance in config.items() if isinstance(instance, dict)}
+        return {name: next(iter(found.values())) for name, found in named.items() if isinstance(found, dict)}
 
-    return url("responses_api_agents"), url("resources_servers")
+    def url(server):
+        return f"http://{server['host']}:{server['port']}"
+
+    agents, resources = servers("responses_api_agents"), servers("resources_servers")
+    pairs = [(url(agent), url(resources[agent["resources_server"]["name"]])) for agent in agents.values()]
+    if not pairs:
+        raise SystemExit("error: NEMO_GYM_CONFIG_DICT has no agent; the Gateway is started by supervise.py")
+    return pairs
 
 
 def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio.run(Gateway(variables.load(), *graph_urls(config)).run())
+    asyncio.run(Gateway(variables.load(), graph_urls(config)).run())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sqlite3
 import time
 import traceback
 
+from gateway.environment import Unreached
 from gateway.metrics import Metrics
 from gateway.model_calls import EndpointFault, TooManyCalls
 from gateway.protocol import ApiError
@@ -36,6 +37,14 @@ class Live:
         self.settled, self.ended = asyncio.Event(), asyncio.Event()
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
+        self.pair = None  # that runs it, from its start to its end
+
+    def place(self, pair):
+        """Give the trial to a pair, or to none."""
+        for one, change in ((self.pair, -1), (pair, 1)):
+            if one:
+                one.trials += change
+        self.pair = pair
 
     def settle(self, outcome):
         if self.trial.settle(outcome):
@@ -65,7 +74,8 @@ class Trials:
         for request_id, rollout_id in await self.store.unfinished():
             snapshot = self._interrupted(request_id)
             await self.store.finish(request_id, snapshot, time.time())
-            self._spawn(self._clean_orphan(rollout_id))
+            for pair in environment.pairs:  # which one ran it went with the former Gateway
+                self._spawn(self._clean_orphan(pair, rollout_id))
         self.ended_count = await self.store.count()
         self._spawn(self._janitor())
 
@@ -75,10 +85,10 @@ class Trials:
         trial.release()
         return trial.snapshot()
 
-    async def _clean_orphan(self, rollout_id):
+    async def _clean_orphan(self, pair, rollout_id):
         """Until it is done: a trial that ended without proof, or with a former Gateway, must leave no state."""
-        await self.environment.ready.wait()
-        while await self.environment.clean(rollout_id, asked_first=True):
+        await pair.ready.wait()
+        while await pair.clean(rollout_id, asked_first=True):
             await asyncio.sleep(1)
 
     async def stop(self):
@@ -186,6 +196,7 @@ class Trials:
         try:
             await self._end(live, await self._clean(live))
         finally:
+            live.place(None)
             if live.reached_environment:
                 self._slots.release()
 
@@ -194,11 +205,16 @@ class Trials:
         await self._slots.acquire()
         # From here on `_own` gives the slot back, also if this task is cancelled at its next step.
         live.reached_environment = True
-        await self.environment.ready.wait()
+        live.place(await self.environment.choose())
         if not live.trial.start():
             return aborted()
         self.metrics.started(time.time() - live.created)
-        return await self.environment.run(live.rollout_id, live.request.run_request)
+        while True:
+            try:
+                return await live.pair.run(live.rollout_id, live.request.run_request)
+            except Unreached:
+                live.place(None)
+                live.place(await self.environment.choose())
 
     async def _clean(self, live):
         """Prove the trial's state gone: None, or the Fault. Whatever goes wrong here must not keep a trial live."""
@@ -210,15 +226,15 @@ class Trials:
 
     async def _prove_clean(self, live):
         outcome = live.trial.outcome
-        if live.trial.status is Status.QUEUED:
+        if live.trial.status is Status.QUEUED or live.pair is None:
             return None
         if outcome.fault and outcome.fault.type == "resource_server_lost":
             # The state went with the process, but the agent may yet seed the next one.
-            self._spawn(self._clean_orphan(live.rollout_id))
+            self._spawn(self._clean_orphan(live.pair, live.rollout_id))
             return None
-        unclean = await self.environment.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
+        unclean = await live.pair.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
         if unclean:
-            self._spawn(self._clean_orphan(live.rollout_id))
+            self._spawn(self._clean_orphan(live.pair, live.rollout_id))
         return unclean
 
     async def _end(self, live, unclean):
@@ -313,9 +329,14 @@ class Trials:
             return  # a full disk now; the next round tries again
 
     def settle_all(self, outcome):
-        """Settle every running trial: its environment is lost, or the Gateway ends."""
+        """Settle every trial: the Gateway ends."""
         for live in list(self.live.values()):
-            if self.stopping or live.trial.status is Status.RUNNING:
+            live.settle(outcome)
+
+    def settle_lost(self, pair, outcome):
+        """Settle the trials that run on a pair which lost them."""
+        for live in list(self.live.values()):
+            if live.pair is pair and live.trial.status is Status.RUNNING:
                 live.settle(outcome)
 
     # --- what health shows -----------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 import rows
 from apply_patches import WORKPLACE, installed_tree
-from graph import CONCURRENCY, QUEUE, Graph, own_address
+from graph import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
 from scripted_model import ScriptedModel
 
 LAST = ("test_secrets.py", "test_stop.py")
@@ -48,6 +48,7 @@ def graph_started(tmp_path_factory, example_rows):
         GYM_BIND_HOST="0.0.0.0" if own_address() else "127.0.0.1",
         WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY),
         GATEWAY_QUEUE_LIMIT=str(QUEUE),
+        GYM_REPLICAS=str(len(PAIRS)),
         NEMO_GYM_CALLBACK_ALLOWED_NETWORKS=",".join(networks),
         GATEWAY_MODEL_BACKOFF_S="0.1",
         GYM_START_TIMEOUT_S="400",

@@ -24,6 +24,8 @@ ENDED = ("completed", "truncated", "aborted", "failed")
 BLOCK = 201
 # Bounds of the graph under test: trials that run at once, and that may wait.
 CONCURRENCY, QUEUE = 6, 12
+# Its pairs of agent and resource server.
+PAIRS = (("agent", "resource"), ("agent_2", "resource_2"))
 
 
 def secret():
@@ -192,8 +194,10 @@ class Graph(Surface):
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def resource(self, method, path, **options):
-        return httpx.request(method, f"{self.settings.local_url('resource')}{path}", trust_env=False, **options)
+    def open_sessions(self):
+        """What the resource servers themselves count."""
+        urls = [f"{self.settings.local_url(resource)}/sessions" for _, resource in PAIRS]
+        return sum(httpx.get(url, trust_env=False).json()["open"] for url in urls)
 
 
 def assert_error(answer, status, code=None, field=None):

@@ -14,9 +14,13 @@ RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 
 
 class ScriptedEnvironment:
-    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test."""
+    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
+
+    Left and entered again it is a server that died and came back at its port.
+    """
 
     def __init__(self):
+        self.port = 0
         self.reset()
 
     def reset(self):
@@ -32,13 +36,15 @@ class ScriptedEnvironment:
         return 200, {}
 
     def __enter__(self):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.dead = False
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self.server.daemon_threads = True
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
+        self.dead = True
         self.gone.set()
         self.server.shutdown()
         self.server.server_close()
@@ -61,6 +67,9 @@ class ScriptedEnvironment:
             def do_POST(self):
                 text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, body = scripted.answer(self.command, self.path, json.loads(text) if text else None)
+                if scripted.dead:  # on a connection from before
+                    self.close_connection = True
+                    return
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 try:
                     self.send_response(status)
@@ -80,14 +89,18 @@ class ScriptedEnvironment:
 
 
 class GatewayAlone(Surface):
-    """The Gateway as its own process, its agent and resource server scripted; no token."""
+    """The Gateway as its own process, its pairs of agent and resource server scripted, each as one; no token."""
 
-    def __init__(self, folder, scripted, row, **changes):
+    def __init__(self, folder, pairs, row, **changes):
         folder.mkdir(exist_ok=True)
         base = free_block()
         self.log = folder / "gateway.log"
-        server = {"host": "127.0.0.1", "port": scripted.port}
-        config = {"agent": {"responses_api_agents": {"a": server}}, "env": {"resources_servers": {"r": server}}}
+        config = {}
+        for nth, pair in enumerate(pairs):
+            server = {"host": "127.0.0.1", "port": pair.port}
+            agent = server | {"resources_server": {"name": f"env{nth}"}}
+            config |= {f"agent{nth}": {"responses_api_agents": {"a": agent}}}
+            config |= {f"env{nth}": {"resources_servers": {"r": server}}}
         self.env = environment(folder, base, NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
         self.settings = variables.load(environment=self.env, dotenv=folder / "none")
         super().__init__(self.settings.local_url("gateway"), row)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway import trials as module
+from gateway.environment import Unreached
 from gateway.model_calls import EndpointFault, TooManyCalls
 from gateway.protocol import ApiError, Endpoint, TrialRequest
 from gateway.store import Store
@@ -28,19 +29,29 @@ def request(number, digest="d", deadline_s=600, lease_s=60):
 
 
 class MadeUpEnvironment:
-    """Runs rollouts as `script[task]` says: a coroutine function of (environment, rollout id) to an Outcome."""
+    """Its one pair: runs rollouts as `script[task]` says, a coroutine function of (environment, rollout id)
+    to an Outcome."""
 
     def __init__(self):
+        self.pairs, self.trials = [self], 0
         self.ready, self.script, self.unclean = asyncio.Event(), {}, None
         self.ready.set()
         self.state, self.runs, self.most, self.cleaned = {}, [], 0, []
+
+    async def choose(self):
+        await self.ready.wait()
+        return self
 
     async def run(self, rollout_id, run_request):
         task = run_request["task"]
         self.runs.append(task)
         self.state[rollout_id] = task
         self.most = max(self.most, len(self.state))
-        outcome = await self.script.get(task, complete)(self, rollout_id)
+        try:
+            outcome = await self.script.get(task, complete)(self, rollout_id)
+        except Unreached:
+            del self.state[rollout_id]
+            raise
         del self.state[rollout_id]
         return outcome
 
@@ -101,6 +112,7 @@ class Bench:
         while self.trials._tasks:  # cancelled, and soon gone
             await asyncio.sleep(0.001)
         assert not self.trials.live and not self.trials._by_rollout
+        assert self.environment.trials == 0
         assert self.trials._slots._value == self.trials.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
 
     async def create(self, number, script=None, **more):
@@ -285,7 +297,11 @@ def test_a_lost_server_ends_what_runs_and_nothing_that_waits(bench):
         await b.create(1, hang)
         await b.create(2)
         await b.until(1, "running")
-        b.trials.settle_all(failed("agent_error", "resource_server_lost", "GET http://h: refused"))
+        lost = failed("agent_error", "resource_server_lost", "GET http://h: refused")
+        b.trials.settle_lost(MadeUpEnvironment(), lost)
+        await asyncio.sleep(0.05)
+        assert (await b.trials.show("relax-1"))["status"] == "running", "another pair was lost"
+        b.trials.settle_lost(b.environment, lost)
         shown = await b.until(1)
         assert shown["error"]["type"] == "resource_server_lost"
         assert ending(await b.until(2)) == ("completed", 1.0, None)
@@ -301,6 +317,32 @@ def test_trials_wait_for_servers_that_are_not_ready(bench):
         assert (await b.trials.show("relax-1"))["status"] == "queued" and not b.environment.runs
         b.environment.ready.set()
         assert ending(await b.until(1)) == ("completed", 1.0, None)
+
+    bench(work)
+
+
+def test_a_trial_whose_agent_was_not_reached_runs_on_another_pair(bench):
+    async def unreached(environment, rollout_id):
+        environment.script[1] = complete
+        raise Unreached
+
+    async def work(b):
+        await b.create(1, unreached)
+        assert ending(await b.until(1)) == ("completed", 1.0, None)
+        assert b.environment.runs == [1, 1]
+
+    bench(work)
+
+
+def test_a_trial_that_no_pair_takes_ends_in_time_without_any_clean_up(bench):
+    async def unreached(environment, rollout_id):
+        environment.ready.clear()
+        environment.unclean = Fault("cleanup_failed")
+        raise Unreached
+
+    async def work(b):
+        await b.create(1, unreached, deadline_s=0.3)
+        assert ending(await b.until(1)) == ("truncated", None, "deadline_exceeded")
 
     bench(work)
 
