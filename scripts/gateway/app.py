@@ -7,6 +7,7 @@ the trial protocol alone. It joins no Ray.
 """
 
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 import uvicorn
+import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
@@ -67,6 +69,8 @@ class Gateway:
         self.watch = asyncio.create_task(self.environment.watch())
         self.server = uvicorn.Server(self.uvicorn_config(self.application()))
         self.stop_trials_first()
+        # What is there now stays; a collection need not look at it again.
+        gc.freeze()
 
     def stop_trials_first(self):
         """On a signal: end the trials while their servers still live, then the listener."""
@@ -169,7 +173,7 @@ def graph_urls(config):
 def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio.run(Gateway(variables.load(), graph_urls(config)).run())
+    asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

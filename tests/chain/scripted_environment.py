@@ -2,9 +2,11 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import settings as variables
@@ -36,7 +38,7 @@ class ScriptedEnvironment:
         return 200, {}
 
     def __enter__(self):
-        self.dead = False
+        self.connections = set()
         self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self.server.daemon_threads = True
         self.port = self.server.server_port
@@ -44,10 +46,12 @@ class ScriptedEnvironment:
         return self
 
     def __exit__(self, *_):
-        self.dead = True
-        self.gone.set()
         self.server.shutdown()
         self.server.server_close()
+        for connection in self.connections.copy():
+            with suppress(OSError):  # closed by now
+                connection.shutdown(socket.SHUT_RDWR)
+        self.gone.set()
 
     def answer(self, method, path, body):
         if path == "/":
@@ -64,12 +68,17 @@ class ScriptedEnvironment:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self):
+                super().setup()
+                scripted.connections.add(self.connection)
+
+            def finish(self):
+                scripted.connections.discard(self.connection)
+                super().finish()
+
             def do_POST(self):
                 text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, body = scripted.answer(self.command, self.path, json.loads(text) if text else None)
-                if scripted.dead:  # on a connection from before
-                    self.close_connection = True
-                    return
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 try:
                     self.send_response(status)
