@@ -107,7 +107,7 @@ def check_values(tree):
     """Refuse values that do not survive JSON and 64-bit readers: too deep, NaN, huge, half a surrogate pair.
 
     `tree` is an object or a list. Walks without recursion, so that depth cannot exhaust the
-    stack, and passes over plain text at once: this runs for each trial. Raises RowError.
+    stack, and passes over plain values at once: this runs for each trial. Raises RowError.
     """
     waiting = [(tree, None, 1)]
     while waiting:
@@ -117,9 +117,11 @@ def check_values(tree):
         if isinstance(value, dict) and (fault := _value_fault("".join(value))):
             raise RowError(_key_of((path, "(a key)")), fault)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, str) and item.isascii() or item is True or item is False or item is None:
+                continue
             if isinstance(item, (dict, list)):
                 waiting.append((item, (path, name), depth + 1))
-            elif not (isinstance(item, str) and item.isascii()) and (fault := _value_fault(item)):
+            elif fault := _value_fault(item):
                 raise RowError(_key_of((path, name)), fault)
 
 
