@@ -126,6 +126,7 @@ class TrialRequest:
     sampling_params: dict
     deadline_s: float
     lease_s: float
+    keeps_trajectory: bool = False
 
 
 def parse_json(body):
@@ -165,6 +166,7 @@ class Registry:
             sampling_params=_sampling_params(create.generation.sampling_params),
             deadline_s=create.deadline_s,
             lease_s=create.lease_s,
+            keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
     def digest(self, payload):

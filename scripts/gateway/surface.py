@@ -144,6 +144,10 @@ def public(settings, trials, registry, health):
     async def show(request_id: str, wait_s: str = "0"):
         return Json(await trials.show(request_id, wait_seconds(wait_s)))
 
+    @app.get("/v1/trials/{request_id}/trajectory")
+    async def trajectory(request_id: str):
+        return Json(await trials.trajectory(request_id))
+
     @app.post("/v1/trials/{request_id}/renew", status_code=204)
     async def renew(request_id: str):
         await trials.renew(request_id)
