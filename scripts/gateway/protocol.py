@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from rows import RowError, check_row, check_values, to_run_request
 
 PROTOCOL = "relax-nemo-gym/v1"
+# Goes up with any change that may alter what a trial sees or earns: results of two versions are not compared.
+VERSION = "1.1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
 INTERRUPT_POLICY = "protected"
 MAX_DEADLINE_S = 1800

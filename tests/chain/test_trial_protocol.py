@@ -7,6 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.protocol import VERSION
 from graph import CONCURRENCY, QUEUE, assert_error, eventually
 from scripted_model import DONE, call
 
@@ -336,6 +337,7 @@ def test_health_and_readiness_hold_their_keys(graph, running):
     assert state["ready"] is True and state["janitor_healthy"] is True
     assert state["protocol_version"] == "relax-nemo-gym/v1" and len(state["gym_commit"]) == 40
     assert state["active_trials"] == 1 and state["trials"] == state["terminal_trials"] + 1
+    assert state["gateway_version"] == VERSION == graph.http.get("/openapi.json").json()["info"]["version"]
     assert state["environment"]["pandas"] == "2.3.2" and state["config_fingerprint"]
 
 
