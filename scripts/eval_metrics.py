@@ -17,6 +17,7 @@ A sample without a reward is in none of these: it says nothing about the policy.
 
 import json
 import math
+import re
 import statistics
 from collections import Counter
 from contextlib import suppress
@@ -25,6 +26,11 @@ Z = statistics.NormalDist().inv_cdf(0.975)
 PASSED = 1.0
 # How a tool's output begins that tells of a fault of its call; the agent itself answers with "error" or "detail".
 TOOL_ERROR = "Error executing tool "
+# How models write a call that nobody parses: Qwen and Hermes, Mistral, Llama, Qwen3-Coder, plain JSON.
+CALL_AS_TEXT = re.compile(r'</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|"(arguments|parameters)"\s*:')
+COUNTED = (
+    "turns", "tool_calls", "tool_errors", "invalid_calls", "unknown_calls", "incomplete_calls", "calls_left_in_text"
+)  # fmt: skip
 SHOWN_K = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -108,6 +114,12 @@ def arguments_of(call):
     return None
 
 
+def text_of(items):
+    """The text of all messages among items."""
+    parts = [part for item in items if item.get("type") == "message" for part in item.get("content") or []]
+    return " ".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
 def is_tool_error(output):
     """Whether a tool's output (text) tells that its call was not carried out."""
     with suppress(ValueError, TypeError, RecursionError):
@@ -135,6 +147,7 @@ def behaviour(sample, required):
         "invalid_calls": arguments.count(None),
         "unknown_calls": len(calls) - len(known),
         "incomplete_calls": sum(given is not None and not set(names) <= given.keys() for given, names in known),
+        "calls_left_in_text": int(bool(CALL_AS_TEXT.search(text_of(sample["output"])))),
     }
 
 
@@ -145,8 +158,7 @@ def required_arguments(tools):
 
 def behaviour_sums(samples, tools_of):
     """Sums over all samples; `tools_of(row index)` gives that row's tools."""
-    total = Counter(dict.fromkeys(("turns", "tool_calls", "tool_errors", "invalid_calls", "unknown_calls"), 0))
-    total["incomplete_calls"] = 0
+    total = Counter(dict.fromkeys(COUNTED, 0))
     for item in samples:
         total.update(behaviour(item, required_arguments(tools_of(item["row"]))))
     return dict(total)
