@@ -64,6 +64,12 @@ accept: ## Judge the last run, layer by layer
 gym-down: ## End the environment's servers
 	@scripts/run.sh gym_down
 
+##@ Evaluation
+
+.PHONY: eval
+eval: ## Evaluate the model at MODEL_URL on the rows of a SPLIT (REPEATS=4 WIRE=responses|chat)
+	@scripts/run.sh eval
+
 ##@ Development
 
 .PHONY: test
