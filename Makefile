@@ -44,6 +44,14 @@ gym-up: ## Start the environment's servers and wait until they are ready
 verify: ## Check the verifier and one whole trial against the running servers
 	@scripts/run.sh verify_verifier && scripts/run.sh verify_trial
 
+.PHONY: audit
+audit: ## Audit the rows of a SPLIT through the verifier: floor, ceiling, repeats, prompt sizes
+	@scripts/run.sh audit
+
+.PHONY: compare
+compare: ## Compare two evaluations or rollout dumps (BASE=… CANDIDATE=…), paired by row
+	@scripts/run.sh compare
+
 .PHONY: relax
 relax: ## Clone the trainer to RELAX_ROOT, where there is no checkout
 	@scripts/run.sh fetch_relax
