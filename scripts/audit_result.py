@@ -46,7 +46,7 @@ def _calls(row):
 def _row(line_and_row, finding):
     line, row = line_and_row
     kept = {key: finding[key] for key in ("replayed", "nothing", "alteration")}
-    return {"line": line, "id": row["id"], "category": row["category"], **kept}
+    return {"line": line, "id": row["id"], "category": row["category"], "calls": _calls(row), **kept}
 
 
 def share(items, holds):
@@ -110,11 +110,17 @@ def remarks(result):
     yield f"ceiling  {ceiling['rows']} rows ({ceiling['share']:.1%}) fit one call a turn; {over} do not"
     for why, rows in result["alterations"]["impossible"].items():
         yield f"no alteration possible in {len(rows)} rows: {why}"
+    if idle := [row for row in result["rows"] if row["nothing"] and row["calls"]]:
+        yield f"doing nothing is right in {len(idle)} rows that have calls: lines {_lines(idle)}"
     fits = f"{len(tokens['over_budget'])} rows over" if tokens["over_budget"] else "all within"
     yield (
         f"prompts  {tokens['min']} to {tokens['max']} tokens, {fits} the budget of {tokens['budget']} "
         f"(estimated as bytes of tools and messages / {tokens['bytes_per_token']}: 0 to 2 % above Qwen's own count)"
     )
+
+
+def _lines(rows):
+    return ", ".join(str(row["line"]) for row in rows[:10]) + (", …" if len(rows) > 10 else "")
 
 
 def relation(twin):
