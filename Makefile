@@ -44,14 +44,6 @@ gym-up: ## Start the environment's servers and wait until they are ready
 verify: ## Check the verifier and one whole trial against the running servers
 	@scripts/run.sh verify_verifier && scripts/run.sh verify_trial
 
-.PHONY: audit
-audit: ## Audit the rows of a SPLIT through the verifier: floor, ceiling, repeats, prompt sizes
-	@scripts/run.sh audit
-
-.PHONY: compare
-compare: ## Compare two evaluations or rollout dumps (BASE=… CANDIDATE=…), paired by row
-	@scripts/run.sh compare
-
 .PHONY: relax
 relax: ## Clone the trainer to RELAX_ROOT, where there is no checkout
 	@scripts/run.sh fetch_relax
@@ -71,6 +63,20 @@ accept: ## Judge the last run, layer by layer
 .PHONY: gym-down
 gym-down: ## End the environment's servers
 	@scripts/run.sh gym_down
+
+##@ Evaluation
+
+.PHONY: audit
+audit: ## Audit the rows of a SPLIT through the verifier: floor, ceiling, repeats, prompt sizes
+	@scripts/run.sh audit
+
+.PHONY: eval
+eval: ## Evaluate the model at MODEL_URL on the rows of a SPLIT (REPEATS=4 WIRE=responses|chat)
+	@scripts/run.sh eval
+
+.PHONY: compare
+compare: ## Compare two evaluations or rollout dumps (BASE=… CANDIDATE=…), paired by row
+	@scripts/run.sh compare
 
 ##@ Development
 

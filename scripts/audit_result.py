@@ -24,7 +24,7 @@ def summary(path, numbered, findings, budget):
     long = [name for name, row in zip(places, rows, strict=True) if not row_facts.fits_steps(row)]
     return {
         "floor": share(findings, lambda each: each["nothing"] == 1),
-        "ceiling": {"rows": len(rows) - len(long), "share": row_facts.ceiling(rows)},
+        "ceiling": share(rows, row_facts.fits_steps),
         "over_steps": long,
         "replayed": share(findings, lambda each: each["replayed"] == 1),
         "alterations": alterations(places, findings),
@@ -139,13 +139,20 @@ def line(result):
     )
 
 
-def read_floor(folder, sha256, count):
-    """The floor (0..1) of the first `count` rows of the file with that hash, from an audit in `folder`; or None."""
+def bounds(folder, sha256, rows):
+    """{"floor": {"rows", "share"}, "ceiling": the same} of rows, the first of the file with that hash.
+
+    The floor is what an audit in `folder` found for them; it is left out where none was made.
+    """
+    fitting = share(rows, row_facts.fits_steps)
     for path in sorted(folder.glob("*.json")):
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found["source"]["sha256"] == sha256 and len(found["rows"]) >= count:
-                return share(found["rows"][:count], lambda each: each["nothing"] == 1)["share"]
+            if found["source"]["sha256"] == sha256 and len(found["rows"]) >= len(rows):
+                return {
+                    "floor": share(found["rows"][: len(rows)], lambda each: each["nothing"] == 1),
+                    "ceiling": fitting,
+                }
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return None
+    return {"ceiling": fitting}

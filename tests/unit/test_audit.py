@@ -185,12 +185,15 @@ def test_alterations_are_made_where_a_call_matters(calls, outcome, why):
     assert finding["alteration"] == {"outcome": outcome, "why": why} and finding["faults"] == []
 
 
-def test_the_floor_of_an_audit_is_found_by_the_hash_of_its_rows(tmp_path):
-    rows = [{"nothing": 1}, {"nothing": 0}, {"nothing": 0}, {"nothing": 1}]
+def test_the_bounds_of_rows_are_found_by_the_hash_of_their_file(tmp_path):
+    found = [{"nothing": 1}, {"nothing": 0}, {"nothing": 0}, {"nothing": 1}]
     (tmp_path / "a.json").write_text("{")
-    (tmp_path / "b.json").write_text(json.dumps({"source": {"sha256": "s"}, "rows": rows}))
-    assert audit_result.read_floor(tmp_path, "s", 4) == 0.5
-    assert audit_result.read_floor(tmp_path, "s", 2) == 0.5
-    assert audit_result.read_floor(tmp_path, "s", 3) == pytest.approx(1 / 3)
-    assert audit_result.read_floor(tmp_path, "s", 5) is None
-    assert audit_result.read_floor(tmp_path, "other", 1) is None
+    (tmp_path / "b.json").write_text(json.dumps({"source": {"sha256": "s"}, "rows": found}))
+    rows = [row(n, *[SEND] * n) for n in (1, 6, 2, 3, 4)]
+
+    def bounds(sha256, count):
+        return audit_result.bounds(tmp_path, sha256, rows[:count])
+
+    assert bounds("s", 4) == {"floor": {"rows": 2, "share": 0.5}, "ceiling": {"rows": 3, "share": 0.75}}
+    assert bounds("s", 2) == {"floor": {"rows": 1, "share": 0.5}, "ceiling": {"rows": 1, "share": 0.5}}
+    assert bounds("s", 5) == bounds("other", 5) == {"ceiling": {"rows": 4, "share": 0.8}}

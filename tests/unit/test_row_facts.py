@@ -53,10 +53,9 @@ def test_every_tool_that_can_be_altered_is_one_of_the_environment_with_that_argu
     assert all(any(verb in name for verb in verbs) for name in tools.keys() - row_facts.ALTERED.keys())
 
 
-def test_floor_and_ceiling_of_rows():
-    given = [row(), row(CALL), row(*[CALL] * 5), row(*[CALL] * 6)]
-    assert row_facts.floor(given) == 0.25
-    assert row_facts.ceiling(given) == 0.75
+def test_five_calls_fit_the_steps_and_six_do_not():
+    assert row_facts.fits_steps(row()) and row_facts.fits_steps(row(*[CALL] * 5))
+    assert not row_facts.fits_steps(row(*[CALL] * 6))
 
 
 def test_tokens_are_bytes_of_tools_instructions_and_messages_over_the_ratio():
