@@ -197,8 +197,12 @@ def _size(figures):
 def _not_shown(figures, leaves_out_zero):
     if leaves_out_zero:
         return "; the interval leaves 0 out and the test does not, so that it takes more rows to tell"
-    size = 100 * paired.findable(figures["low"], figures["high"])
-    return f", which is not the same as none: these data would show one of {size:.1f} points in 4 of 5 cases"
+    size = paired.findable(figures["low"], figures["high"])
+    if size >= 1:
+        return ", which is not the same as none: so few samples can hardly show any"
+    return (
+        f", which is not the same as none: these data would show one of about {100 * size:.1f} points in 4 of 5 cases"
+    )
 
 
 def _missing_words(figures, lacking, worst):

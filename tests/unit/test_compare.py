@@ -115,7 +115,7 @@ def test_no_difference_shown_says_what_could_have_been(results, compare):
     low, high = paired.newcombe(10, 3, 2, 5)
     assert found["verdict"].startswith("No difference shown: +5.0 points")
     assert (
-        f"these data would show one of {280.16 / 1.96 * (high - low) / 2:.1f} points in 4 of 5 cases."
+        f"these data would show one of about {280.16 / 1.96 * (high - low) / 2:.1f} points in 4 of 5 cases."
         in found["verdict"]
     )
 
@@ -203,6 +203,13 @@ def test_missing_samples_are_named_and_never_counted_as_zero(results, compare):
     assert (
         "left out without a reward: 2 sample(s), which at their worst and best make it -50.0 and +0.0"
         in found["verdict"]
+    )
+
+
+def test_a_handful_of_rows_is_said_to_show_nothing():
+    figures = comparison.paired_result([pair([0.0], [1.0]), pair([1.0], [0.0])])
+    assert comparison.verdict(figures).endswith(
+        "over 2 rows, which is not the same as none: so few samples can hardly show any."
     )
 
 
