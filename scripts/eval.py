@@ -22,6 +22,7 @@ import os
 import statistics
 import time
 
+import eval_bounds
 import eval_files
 import eval_metrics
 import eval_preflight
@@ -188,7 +189,8 @@ def conclude(settings, task_rows, writer):
     """Write and say the result. Returns the exit status."""
     found = eval_files.read_folder(writer.path)
     expected = settings.REPEATS * len(task_rows)
-    metrics = eval_metrics.summary(found.samples, expected, lambda index: task_rows[index][rows.WRAPPER].get("tools"))
+    tools_of = [row[rows.WRAPPER].get("tools") for row in task_rows].__getitem__
+    metrics = eval_metrics.summary(found.samples, expected, tools_of) | eval_bounds.bounds(settings, task_rows)
     result = {
         "config": found.config,
         "metrics": metrics,

@@ -10,6 +10,13 @@ import threading
 import time
 
 import pytest
+
+import eval as stage
+import eval_files
+import settings as variables
+import terminal
+from eval_metrics import rate, wilson
+from playing_gateway import PlayingGateway
 from scripted_endpoint import (
     REPORTED,
     Reply,
@@ -22,13 +29,6 @@ from scripted_endpoint import (
     right,
     where,
 )
-
-import eval as stage
-import eval_files
-import settings as variables
-import terminal
-from eval_metrics import rate, wilson
-from playing_gateway import PlayingGateway
 
 KEY = "never-show-me-model-key"
 TOKEN = "never-show-me-gateway-token"
@@ -145,6 +145,7 @@ def test_one_that_never_acts_earns_where_nothing_is_to_be_done(bench):
     status, said, *_ = bench.evaluate(idle)
     metrics = bench.result()["metrics"]
     low, high = wilson(2, 10)
+    assert metrics["ceiling"] == {"rows": 10, "share": 1.0} and metrics["floor"] is None
     assert status == 0 and metrics["pass_rate"] == {
         "value": 0.2,
         "low": pytest.approx(low),
