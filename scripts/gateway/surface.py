@@ -136,6 +136,9 @@ def public(settings, trials, registry, health):
         wait_s = wait_seconds(request.query_params.get("wait_s", "0"))
         return Json(await trials.show(request.path_params["request_id"], wait_s))
 
+    async def trajectory(request):
+        return Json(await trials.trajectory(request.path_params["request_id"]))
+
     async def renew(request):
         await trials.renew(request.path_params["request_id"])
         return Response(status_code=204)
@@ -163,6 +166,7 @@ def public(settings, trials, registry, health):
     app = application(
         ("POST", "/v1/trials", create),
         ("GET", "/v1/trials/{request_id}", show),
+        ("GET", "/v1/trials/{request_id}/trajectory", trajectory),
         ("POST", "/v1/trials/{request_id}/renew", renew),
         ("POST", "/v1/trials/{request_id}/abort", abort),
         ("GET", "/healthz", healthz),
