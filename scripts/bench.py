@@ -390,6 +390,7 @@ def measure(settings, args, parts, levels, out):
 def main():
     settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=options)
     parts, levels = checked(args)
+    local.allow_many_files()
     out = args.out or settings.RUN_DIR / "bench"
     out.mkdir(parents=True, exist_ok=True)
     found = measure(settings, args, parts, levels, out)

@@ -9,6 +9,7 @@ Ports are bound-tested before a start, and a holder is named. Linux only: it rea
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -167,6 +168,12 @@ def end(targets, grace_s=TERM_GRACE_S):
             time.sleep(0.05)
     if stuck := [p for p in targets if p.alive()]:
         raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
+
+
+def allow_many_files():
+    """Raise this process's soft limit of open files to the hard one: a trial holds several connections."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # --- ports ---------------------------------------------------------------------------------

@@ -371,3 +371,17 @@ def test_the_record_of_sessions_goes_with_the_last_process(run):
     (run.RUN_DIR / local.SESSIONS).write_text("old\n")
     local.forget_sessions(run)
     assert not (run.RUN_DIR / local.SESSIONS).exists()
+
+
+def test_as_many_files_may_be_open_as_the_machine_allows():
+    program = """
+        import resource, sys
+        sys.path.insert(0, sys.argv[1])
+        import local
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        local.allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(Path(local.__file__).parent)]
+    subprocess.run(command, check=True)
