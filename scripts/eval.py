@@ -49,10 +49,7 @@ def main():
     task_rows = rows.read_rows(settings.rows_path(), settings.LIMIT)
     sampling, extra = sampling_of(settings)
     gateway = gateway_facts(settings)
-    endpoint = Endpoint(
-        settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, settings.NEMO_GYM_DEADLINE_S,
-        settings.WIRE, sampling, extra, max(settings.EVAL_CONCURRENCY, settings.EVAL_PREFLIGHT),
-    )  # fmt: skip
+    endpoint = endpoint_of(settings, sampling, extra)
     reported = eval_preflight.look(endpoint, task_rows, settings.EVAL_TRIES, settings.NEMO_GYM_DEADLINE_S)
     config = configuration(settings, len(task_rows), sampling | {"extra_body": extra}, gateway, reported)
     path = eval_files.folder(settings.DATA_ROOT, settings.EVAL_NAME or eval_files.folder_name(*default_name(settings)))
@@ -63,6 +60,13 @@ def main():
         return evaluate(settings, endpoint, task_rows, writer)
     finally:
         writer.close()
+        endpoint.http.close()
+
+
+def endpoint_of(settings, sampling, extra):
+    connections = max(settings.EVAL_CONCURRENCY, settings.EVAL_PREFLIGHT, 1)
+    asked = settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, settings.NEMO_GYM_DEADLINE_S
+    return Endpoint(*asked, settings.WIRE, sampling, extra, connections)
 
 
 def sampling_of(settings):
