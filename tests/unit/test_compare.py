@@ -6,7 +6,9 @@ import json
 import pytest
 
 import comparison
+import eval as evaluation_stage
 import paired
+import settings
 from eval_dump import Evaluation
 from local_hub import only_error, run_stage
 
@@ -86,6 +88,14 @@ def table(both, gained, lost, neither):
     """Rewards of base and candidate, {row: [reward]}."""
     pairs = [(1.0, 1.0)] * both + [(0.0, 1.0)] * gained + [(1.0, 0.0)] * lost + [(0.0, 0.0)] * neither
     return [{row: [pair[side]] for row, pair in enumerate(pairs)} for side in (0, 1)]
+
+
+def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path):
+    source = lines(tmp_path / "rows.jsonl", [])
+    values = settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
+    facts = {name: CONFIG[name] for name in ("environment", "gateway")}
+    real = evaluation_stage.configuration(values, 0, CONFIG["sampling"], facts, "m")
+    assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()
 
 
 def test_a_known_table_gives_its_published_figures_and_its_flips(results, compare):
