@@ -112,6 +112,7 @@ def test_a_known_table_gives_its_published_figures_and_its_flips(results, compar
         {"row": row, "row_id": 100 + row, "category": "email", "base": [1.0], "candidate": [0.0]} for row in (48, 49)
     ]
     assert "worse in 2 rows: row 48 (id 148) 1/1 → 0/1, row 49 (id 149) 1/1 → 0/1" in done.stdout
+    assert "base 0.760 (base-v1), candidate 0.960 (trained-v1); exact McNemar" in done.stdout
     assert "better in 12 rows: " in done.stdout and ", and 2 more in the JSON file" in done.stdout
     assert done.stdout.splitlines()[-1] == (
         "The candidate is better than the base: +20.0 points (95 % interval +5.7 to +34.0, p = 0.013) over 50 rows."
