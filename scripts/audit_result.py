@@ -109,10 +109,10 @@ def remarks(result):
     over = len(result["over_steps"])
     yield f"ceiling  {ceiling['rows']} rows ({ceiling['share']:.1%}) fit one call a turn; {over} do not"
     for why, rows in result["alterations"]["impossible"].items():
-        yield f"no alteration possible in {len(rows)} rows: {why}"
+        yield f"no alteration possible in {len(rows)} row(s): {why}"
     if idle := [row for row in result["rows"] if row["nothing"] and row["calls"]]:
-        yield f"doing nothing is right in {len(idle)} rows that have calls: lines {_lines(idle)}"
-    fits = f"{len(tokens['over_budget'])} rows over" if tokens["over_budget"] else "all within"
+        yield f"doing nothing is right in {len(idle)} row(s) that have calls: line(s) {_lines(idle)}"
+    fits = f"{len(tokens['over_budget'])} row(s) over" if tokens["over_budget"] else "all within"
     yield (
         f"prompts  {tokens['min']} to {tokens['max']} tokens, {fits} the budget of {tokens['budget']} "
         f"(estimated as bytes of tools and messages / {tokens['bytes_per_token']}: 0 to 2 % above Qwen's own count)"

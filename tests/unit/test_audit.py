@@ -140,7 +140,7 @@ def test_prompts_over_the_budget_are_named(audit, tmp_path):
     with ScriptedVerifier() as verifier:
         done, result = audit([row(100), row(101, text="word " * 400)], verifier, NEMO_GYM_MAX_PROMPT_LEN=300)
     assert result["prompt_tokens"]["over_budget"] == [f"{tmp_path}/rows.jsonl:3 (id 101)"]
-    assert done.returncode == 0 and "1 rows over the budget of 300" in done.stdout
+    assert done.returncode == 0 and "1 row(s) over the budget of 300" in done.stdout
 
 
 def test_a_verifier_that_accepts_everything_is_refused_before_any_row(audit):
