@@ -22,6 +22,7 @@ import os
 import statistics
 import time
 
+import eval_bounds
 import eval_files
 import eval_metrics
 import eval_preflight
@@ -30,7 +31,7 @@ import model_api
 import rows
 import settings as variables
 import terminal
-from eval_run import Sampler
+from eval_run import KEPT, Sampler
 from gateway_client import ClientError, Gateway
 from model_wire import Endpoint
 from terminal import Failure
@@ -40,6 +41,9 @@ NAMES = [
     "EVAL_CONCURRENCY", "EVAL_TEMPERATURE", "EVAL_TOP_P", "EVAL_MAX_OUTPUT_TOKENS", "EVAL_EXTRA_BODY",
     "EVAL_TRIES", "EVAL_PREFLIGHT", "EVAL_UNPARSED_SHARE", "FRESH", "NEMO_GYM_URL", "DATA_ROOT",
 ]  # fmt: skip
+
+# Samples in a row without a reward, times those that run at once: whatever failed them will fail the rest too.
+GIVE_UP_AFTER = 5
 
 
 def main():
@@ -170,12 +174,17 @@ def preflight(settings, endpoint, task_rows):
 def run(settings, endpoint, jobs, writer):
     """Run the jobs and keep each sample as it ends."""
     sampler = Sampler(settings, endpoint, model_api.own_address(settings.gateway_urls[0]))
-    bar, rewards, failed = terminal.Bar("samples", len(jobs)), {}, 0
+    bar, rewards, failed, in_a_row = terminal.Bar("samples", len(jobs)), {}, 0, 0
     try:
         for sample in sampler.run(jobs):
             writer.add(sample)
-            failed += sample.get("reward") is None
-            if "reward" in sample:
+            lost = sample.get("reward") is None
+            failed, in_a_row = failed + lost, (in_a_row + 1) * lost
+            if in_a_row >= GIVE_UP_AFTER * settings.EVAL_CONCURRENCY:
+                raise Failure(
+                    f"{in_a_row} samples in a row got no reward: {eval_report.reason(sample['error'])}; {KEPT}"
+                )
+            if not lost:
                 passed, count = rewards.get(sample["row"], (0, 0))
                 rewards[sample["row"]] = passed + (sample["reward"] >= eval_metrics.PASSED), count + 1
             bar.step(text=eval_report.running(eval_metrics.rate(list(rewards.values())), failed))
@@ -188,7 +197,8 @@ def conclude(settings, task_rows, writer):
     """Write and say the result. Returns the exit status."""
     found = eval_files.read_folder(writer.path)
     expected = settings.REPEATS * len(task_rows)
-    metrics = eval_metrics.summary(found.samples, expected, lambda index: task_rows[index][rows.WRAPPER].get("tools"))
+    tools_of = [row[rows.WRAPPER].get("tools") for row in task_rows].__getitem__
+    metrics = eval_metrics.summary(found.samples, expected, tools_of) | eval_bounds.bounds(settings, task_rows)
     result = {
         "config": found.config,
         "metrics": metrics,

@@ -10,6 +10,13 @@ import threading
 import time
 
 import pytest
+
+import eval as stage
+import eval_files
+import settings as variables
+import terminal
+from eval_metrics import rate, wilson
+from playing_gateway import PlayingGateway
 from scripted_endpoint import (
     REPORTED,
     Reply,
@@ -22,13 +29,6 @@ from scripted_endpoint import (
     right,
     where,
 )
-
-import eval as stage
-import eval_files
-import settings as variables
-import terminal
-from eval_metrics import rate, wilson
-from playing_gateway import PlayingGateway
 
 KEY = "never-show-me-model-key"
 TOKEN = "never-show-me-gateway-token"
@@ -145,6 +145,7 @@ def test_one_that_never_acts_earns_where_nothing_is_to_be_done(bench):
     status, said, *_ = bench.evaluate(idle)
     metrics = bench.result()["metrics"]
     low, high = wilson(2, 10)
+    assert metrics["ceiling"] == {"rows": 10, "share": 1.0} and metrics["floor"] is None
     assert status == 0 and metrics["pass_rate"] == {
         "value": 0.2,
         "low": pytest.approx(low),
@@ -307,6 +308,32 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(bench):
     began = time.monotonic()
     status, _, endpoint, _ = bench.evaluate(limited, EVAL_TRIES="1")
     assert status == 0 and bench.result()["failures"] == 0 and time.monotonic() - began >= 1
+
+
+def test_an_endpoint_that_is_gone_ends_it_early_and_the_next_run_does_the_rest(bench, monkeypatch):
+    monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
+    gone = where(lambda asked: asked.number < 30, otherwise=lambda asked: Reply(status=503))
+    status, said, _, gateway = bench.evaluate(gone, REPEATS="4", EVAL_CONCURRENCY="1")
+    found = eval_files.read(bench.path)
+    assert (
+        "5 samples in a row got no reward" in status and "503" in status and "the same command does the rest" in status
+    )
+    assert found.samples and len(found.failures) == 5 and not (bench.path / "result.json").exists()
+    assert bench.evaluate(right, REPEATS="4")[0] == 0 and bench.result()["metrics"]["samples"] == 40
+
+
+def test_a_gateway_that_is_gone_ends_it_early(bench):
+    with ScriptedEndpoint(bench.rows, delay_s=0.05) as endpoint, PlayingGateway() as gateway:
+
+        def behaviour(asked):
+            if asked.number == 20:
+                gateway.__exit__()
+            return right(asked)
+
+        endpoint.behaviour = behaviour
+        status, _ = bench.run(endpoint, gateway, NEMO_GYM_MAX_RETRIES="3", EVAL_CONCURRENCY="2", REPEATS="4")
+        assert f"{gateway.url}: " in status and "the same command does the rest" in status
+        assert 0 < len(bench.samples()) < 40
 
 
 def test_a_gateway_without_trajectories_is_refused(bench, monkeypatch):
