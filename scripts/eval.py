@@ -18,9 +18,7 @@ Exit status: 0 every sample has a reward, 1 one has none or the run is refused, 
 """
 
 import hashlib
-import os
 import statistics
-import time
 
 import eval_bounds
 import eval_files
@@ -57,8 +55,8 @@ def main():
     reported = eval_preflight.look(endpoint, task_rows, settings.EVAL_TRIES, settings.NEMO_GYM_DEADLINE_S)
     config = configuration(settings, len(task_rows), sampling | {"extra_body": extra}, gateway, reported)
     path = eval_files.folder(settings.DATA_ROOT, settings.EVAL_NAME or eval_files.folder_name(*default_name(settings)))
-    if settings.FRESH == "1":
-        move_aside(path)
+    if settings.FRESH == "1" and path.exists():
+        terminal.say(f"moved aside: {eval_files.move_aside(path)}")
     writer = eval_files.Writer(path, config)
     try:
         return evaluate(settings, endpoint, task_rows, writer)
@@ -125,18 +123,6 @@ def configuration(settings, count, sampling, gateway, reported):
         "deadline_s": settings.NEMO_GYM_DEADLINE_S,
         **gateway,
     }
-
-
-def move_aside(path):
-    """Give a folder of before another name. Raises Failure."""
-    if not path.exists():
-        return
-    old = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    try:
-        os.rename(path, old)
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
-    terminal.say(f"moved aside: {old}")
 
 
 def evaluate(settings, endpoint, task_rows, writer):

@@ -108,6 +108,22 @@ def test_trajectories_are_the_real_tools_and_malformed_calls_are_counted(command
     assert counts["invalid_calls"] == counts["tool_errors"] == broken and "came back unparsed" in said
 
 
+def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
+    command.rows = command.rows[:2]
+    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in command.rows))
+
+    def slow(asked):
+        time.sleep(6 if asked.index == 0 else 0)
+        return right(asked)
+
+    with ScriptedEndpoint(command.rows, slow) as endpoint:
+        status, said = command.run(endpoint, NEMO_GYM_DEADLINE_S="4", EVAL_PREFLIGHT="2")
+    found, result = eval_files.read(command.path()), command.result()
+    assert status == 1 and "without a reward: 1 samples: deadline_exceeded" in said, said
+    assert [item["row"] for item in found.failures] == [0] and found.failures[0]["status"] == "truncated"
+    assert result["failures"] == 1 and result["metrics"]["pass_rate"]["value"] == 1.0
+
+
 def test_killed_and_started_again_it_ends_like_an_unbroken_run(command):
     def behaviour(asked):
         return right(replace(asked, wanted=asked.wanted if asked.preflight or asked.index % 5 < 3 else []))
