@@ -60,8 +60,8 @@ def check(verifier, row):
     """
     truth, faults = row["ground_truth"], []
     faults += [f"the ground truth calls {name}, which the row does not offer" for name in row_facts.not_offered(row)]
-    # Once whole, so that the verifier takes the row as it is; the tools play no part in rewards, and take time.
-    bare = row | {rows.WRAPPER: row[rows.WRAPPER] | {"tools": []}}
+    # Asked once with the whole row, to see that the verifier takes it as it is.
+    bare = without_tools(row)
     try:
         replayed = verifier.reward(row, truth)
         nothing = verifier.reward(bare, []) if truth else replayed
@@ -73,6 +73,11 @@ def check(verifier, row):
     elif alteration["outcome"] == "accepted":
         faults.append(alteration["why"])
     return {"replayed": replayed, "nothing": nothing, "alteration": alteration, "faults": faults}
+
+
+def without_tools(row):
+    """The row for questions about rewards, in which its tools play no part; reading them takes time."""
+    return row | {rows.WRAPPER: row[rows.WRAPPER] | {"tools": []}}
 
 
 def alter(verifier, row, nothing):

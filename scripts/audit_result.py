@@ -5,7 +5,6 @@ Guarantees: every share is of the rows that were audited, none left out; a row t
 findings (audit_checks.py), what rows are is in row_facts.py.
 """
 
-import json
 import statistics
 from collections import Counter
 
@@ -109,10 +108,10 @@ def remarks(result):
     over = len(result["over_steps"])
     yield f"ceiling  {ceiling['rows']} rows ({ceiling['share']:.1%}) fit one call a turn; {over} do not"
     for why, rows in result["alterations"]["impossible"].items():
-        yield f"no alteration possible in {len(rows)} rows: {why}"
+        yield f"no alteration possible in {len(rows)} row(s): {why}"
     if idle := [row for row in result["rows"] if row["nothing"] and row["calls"]]:
-        yield f"doing nothing is right in {len(idle)} rows that have calls: lines {_lines(idle)}"
-    fits = f"{len(tokens['over_budget'])} rows over" if tokens["over_budget"] else "all within"
+        yield f"doing nothing is right in {len(idle)} row(s) that have calls: line(s) {_lines(idle)}"
+    fits = f"{len(tokens['over_budget'])} row(s) over" if tokens["over_budget"] else "all within"
     yield (
         f"prompts  {tokens['min']} to {tokens['max']} tokens, {fits} the budget of {tokens['budget']} "
         f"(estimated as bytes of tools and messages / {tokens['bytes_per_token']}: 0 to 2 % above Qwen's own count)"
@@ -137,22 +136,3 @@ def line(result):
         f"ceiling={result['ceiling']['share']:.3f} repeated={same} contradicting={len(result['twins']) - same} "
         f"over_budget={len(result['prompt_tokens']['over_budget'])}"
     )
-
-
-def bounds(folder, sha256, rows):
-    """{"floor": {"rows", "share"}, "ceiling": the same} of rows, the first of the file with that hash.
-
-    The floor is what an audit in `folder` found for them; it is left out where none was made.
-    """
-    fitting = share(rows, row_facts.fits_steps)
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["source"]["sha256"] == sha256 and len(found["rows"]) >= len(rows):
-                return {
-                    "floor": share(found["rows"][: len(rows)], lambda each: each["nothing"] == 1),
-                    "ceiling": fitting,
-                }
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return {"ceiling": fitting}

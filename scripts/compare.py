@@ -47,7 +47,8 @@ def main():
     base, candidate = (read(path, values.NEMO_GYM_N_SAMPLES_PER_PROMPT) for path in paths.values())
     refuse_other_conditions(paths, base, candidate)
     refuse_unfit_samples(paths, base, candidate)
-    found = compare(base, candidate) | {"format": 1, "base": str(paths["BASE"]), "candidate": str(paths["CANDIDATE"])}
+    sides = {"base": source(paths["BASE"], base), "candidate": source(paths["CANDIDATE"], candidate)}
+    found = compare(base, candidate) | {"format": 1} | sides
     report(found, write(values.DATA_ROOT / "compare", paths, found))
 
 
@@ -80,6 +81,11 @@ def dump(files, group_size):
         if item.get("row_id") is None and item.get("group_id") is None and isinstance(item.get("sample_index"), int):
             item["group_id"] = f"{item.get('rollout_id')}-{item['sample_index'] // group_size}"
     return eval_dump.evaluation(records)
+
+
+def source(path, evaluation):
+    """Where a side came from: {"path", "model": as its endpoint called it, None for a dump}."""
+    return {"path": str(path), "model": evaluation.config and evaluation.config.get("model_reported")}
 
 
 def refuse_other_conditions(paths, base, candidate):
@@ -186,8 +192,11 @@ def report(found, path):
         some(f"{{}} samples of the {side} without a reward, left out", items, missing_words)
     if found["rows_left_out"]:
         terminal.say(f"rows left out, without a reward on one side at least: {len(found['rows_left_out'])}")
-    figures = found["figures"]
-    terminal.say(f"base {figures['base']:.3f}, candidate {figures['candidate']:.3f}; {figures['method']}")
+    means = [
+        f"{side} {found['figures'][side]:.3f} ({found[side]['model'] or found[side]['path']})"
+        for side in ("base", "candidate")
+    ]
+    terminal.say(f"{', '.join(means)}; {found['figures']['method']}")
     terminal.say(f"written: {path}")
     if found["by_category"]:
         terminal.say(found["by_category"])

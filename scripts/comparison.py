@@ -58,10 +58,11 @@ def _missing(row, repeat, failure):
 
 def pairs(before, after, key):
     """The rows of two sides, each (samples, missing samples): a list of Pair, in order; `key(sample)` tells a row."""
-    found = {}
-    for side, (samples, lacking) in (("before", before), ("after", after)):
+    found, sides = {}, (("before", *before), ("after", *after))
+    for side, samples, _ in sides:
         for item in samples:
             getattr(found.setdefault(key(item), Pair(item)), side).append(item["reward"])
+    for side, _, lacking in sides:
         for item in lacking:
             found.setdefault(key(item), Pair(item)).missing[side] += 1
     return [found[name] for name in sorted(found)]
@@ -115,7 +116,7 @@ def unpaired_result(base, candidate):
         "low": low,
         "high": high,
         "p": paired.unpaired_test(before, after),
-        "method": f"permutation and bootstrap of groups ({paired.RESAMPLES} draws, seed {paired.SEED}), not paired",
+        "method": f"groups dealt anew, bootstrap of groups ({paired.RESAMPLES} draws, seed {paired.SEED}), not paired",
     }
 
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import audit_checks
 import row_facts
-import rows
 from terminal import Failure
 
 AT_ONCE = 3
@@ -28,15 +27,10 @@ def floor(settings, task_rows):
     verifier = audit_checks.Verifier(settings.local_url("resource"))
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            rewards = list(pool.map(lambda row: verifier.reward(without_tools(row), []), task_rows))
+            rewards = list(pool.map(lambda row: verifier.reward(audit_checks.without_tools(row), []), task_rows))
     except Failure:
         return None
     return share(sum(rewards), task_rows)
-
-
-def without_tools(row):
-    # They play no part in rewards, and take time.
-    return row | {rows.WRAPPER: row[rows.WRAPPER] | {"tools": []}}
 
 
 def share(count, task_rows):

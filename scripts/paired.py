@@ -7,8 +7,9 @@
 - Where rows have several samples, a row's difference is that of its mean rewards. Test: random
   sign flips of these differences (with one sample a row this is McNemar's test). Interval:
   percentile bootstrap over rows.
-- Without pairs: groups of samples are drawn anew on each side (bootstrap), and dealt anew to the
-  two sides (permutation test).
+- Without pairs: each side's mean of groups has its bootstrap interval, and the two are squared and
+  added as for independent shares (Newcombe 1998, method 10 of the companion paper); the test deals
+  the groups anew to the two sides.
 - Holm's correction (1979) where several tests are looked at together.
 
 Whatever is drawn at random is drawn from SEED, so that the same samples give the same figures.
@@ -69,27 +70,27 @@ def sign_flips(differences):
     return (1 + hits) / (1 + RESAMPLES)
 
 
-def bootstrap(differences):
-    """95 % interval (low, high) of the mean of row differences, each in -1..1."""
-    if len(set(differences)) == 1:
-        return _all_equal(differences[0], len(differences))
-    values, draw = Counter(differences), random.Random(SEED)
-    return percentiles(_resampled(values, draw) / len(differences) for _ in range(RESAMPLES))
+def bootstrap(values, least=-1.0):
+    """95 % interval (low, high) of the mean of rows' values, each in `least`..1."""
+    if len(set(values)) == 1:
+        return _all_equal(values[0], len(values), least)
+    counts, draw = Counter(values), random.Random(SEED)
+    return percentiles(_resampled(counts, draw) / len(values) for _ in range(RESAMPLES))
 
 
-def _resampled(values, draw):
-    """Sum of as many differences as there are, drawn with replacement: how often each value comes is binomial."""
-    left, pool, total = values.total(), values.total(), 0.0
-    for value, count in values.items():
+def _resampled(counts, draw):
+    """Sum of as many values as there are, drawn with replacement: how often each one comes is binomial."""
+    left, pool, total = counts.total(), counts.total(), 0.0
+    for value, count in counts.items():
         taken = draw.binomialvariate(left, min(1.0, count / pool)) if left else 0
         total, left, pool = total + taken * value, left - taken, pool - count
     return total
 
 
-def _all_equal(value, count):
+def _all_equal(value, count, least):
     """Nothing to resample: bounds from the share of rows that may be other, given that none of `count` was."""
     other = 1 - 0.025 ** (1 / count)
-    return max(-1.0, (1 - other) * value - other), min(1.0, (1 - other) * value + other)
+    return (1 - other) * value + other * least, (1 - other) * value + other
 
 
 def percentiles(draws):
@@ -100,11 +101,10 @@ def percentiles(draws):
 
 
 def unpaired_interval(before, after):
-    """95 % interval of the difference of two means of independent groups, each group a mean reward."""
-    draw = random.Random(SEED)
-    return percentiles(
-        fmean(draw.choices(after, k=len(after))) - fmean(draw.choices(before, k=len(before))) for _ in range(RESAMPLES)
-    )
+    """95 % interval of the difference of two means of independent groups, each group a mean reward in 0..1."""
+    (low_before, high_before), (low_after, high_after) = bootstrap(before, 0.0), bootstrap(after, 0.0)
+    p, q = fmean(after), fmean(before)
+    return p - q - math.hypot(p - low_after, high_before - q), p - q + math.hypot(high_after - p, q - low_before)
 
 
 def unpaired_test(before, after):

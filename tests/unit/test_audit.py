@@ -8,7 +8,6 @@ import xml.etree.ElementTree
 import pytest
 
 import audit_checks
-import audit_result
 from local_hub import run_stage
 from scripted_verifier import ScriptedVerifier
 
@@ -140,7 +139,7 @@ def test_prompts_over_the_budget_are_named(audit, tmp_path):
     with ScriptedVerifier() as verifier:
         done, result = audit([row(100), row(101, text="word " * 400)], verifier, NEMO_GYM_MAX_PROMPT_LEN=300)
     assert result["prompt_tokens"]["over_budget"] == [f"{tmp_path}/rows.jsonl:3 (id 101)"]
-    assert done.returncode == 0 and "1 rows over the budget of 300" in done.stdout
+    assert done.returncode == 0 and "1 row(s) over the budget of 300" in done.stdout
 
 
 def test_a_verifier_that_accepts_everything_is_refused_before_any_row(audit):
@@ -183,17 +182,3 @@ def test_alterations_are_made_where_a_call_matters(calls, outcome, why):
     with ScriptedVerifier() as verifier:
         finding = audit_checks.check(audit_checks.Verifier(verifier.url), row(100, *calls))
     assert finding["alteration"] == {"outcome": outcome, "why": why} and finding["faults"] == []
-
-
-def test_the_bounds_of_rows_are_found_by_the_hash_of_their_file(tmp_path):
-    found = [{"nothing": 1}, {"nothing": 0}, {"nothing": 0}, {"nothing": 1}]
-    (tmp_path / "a.json").write_text("{")
-    (tmp_path / "b.json").write_text(json.dumps({"source": {"sha256": "s"}, "rows": found}))
-    rows = [row(n, *[SEND] * n) for n in (1, 6, 2, 3, 4)]
-
-    def bounds(sha256, count):
-        return audit_result.bounds(tmp_path, sha256, rows[:count])
-
-    assert bounds("s", 4) == {"floor": {"rows": 2, "share": 0.5}, "ceiling": {"rows": 3, "share": 0.75}}
-    assert bounds("s", 2) == {"floor": {"rows": 1, "share": 0.5}, "ceiling": {"rows": 1, "share": 0.5}}
-    assert bounds("s", 5) == bounds("other", 5) == {"ceiling": {"rows": 4, "share": 0.8}}

@@ -6,7 +6,9 @@ import json
 import pytest
 
 import comparison
+import eval as evaluation_stage
 import paired
+import settings
 from eval_dump import Evaluation
 from local_hub import only_error, run_stage
 
@@ -88,6 +90,14 @@ def table(both, gained, lost, neither):
     return [{row: [pair[side]] for row, pair in enumerate(pairs)} for side in (0, 1)]
 
 
+def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path):
+    source = lines(tmp_path / "rows.jsonl", [])
+    values = settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
+    facts = {name: CONFIG[name] for name in ("environment", "gateway")}
+    real = evaluation_stage.configuration(values, 0, CONFIG["sampling"], facts, "m")
+    assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()
+
+
 def test_a_known_table_gives_its_published_figures_and_its_flips(results, compare):
     base, candidate = table(36, 12, 2, 0)
     results("base", base), results("trained", candidate)
@@ -102,6 +112,7 @@ def test_a_known_table_gives_its_published_figures_and_its_flips(results, compar
         {"row": row, "row_id": 100 + row, "category": "email", "base": [1.0], "candidate": [0.0]} for row in (48, 49)
     ]
     assert "worse in 2 rows: row 48 (id 148) 1/1 → 0/1, row 49 (id 149) 1/1 → 0/1" in done.stdout
+    assert "base 0.760 (base-v1), candidate 0.960 (trained-v1); exact McNemar" in done.stdout
     assert "better in 12 rows: " in done.stdout and ", and 2 more in the JSON file" in done.stdout
     assert done.stdout.splitlines()[-1] == (
         "The candidate is better than the base: +20.0 points (95 % interval +5.7 to +34.0, p = 0.013) over 50 rows."

@@ -75,16 +75,23 @@ def test_equal_differences_give_an_interval_that_knows_how_few_rows_there_were()
     # Were more than 16.8 % of rows other, 20 in a row would be alike in fewer than 2.5 of 100 cases.
     assert high == -low == pytest.approx(1 - 0.025 ** (1 / 20)) == pytest.approx(0.168, abs=5e-4)
     low, high = paired.bootstrap([1.0] * 5)
-    assert low < 0 and high == 1
+    assert low == pytest.approx(1 - 2 * (1 - 0.025 ** (1 / 5))) and high == 1
 
 
 def test_groups_without_pairs():
     before, after = [0.0, 0.25, 0.5, 0.25], [0.75, 1.0, 0.75, 1.0]
     low, high = paired.unpaired_interval(before, after)
     assert 0 < low < fmean(after) - fmean(before) < high
+    assert paired.unpaired_interval([0.0] * 4, [1.0] * 4) == (pytest.approx(1 - math.sqrt(2) * 0.602, abs=1e-3), 1)
     # Of the 70 ways to deal eight groups, two are as far apart.
     assert paired.unpaired_test(before, after) == pytest.approx(2 / 70, abs=0.01)
     assert paired.unpaired_test(before, before) == 1
+
+
+def test_the_interval_of_independent_groups_is_the_published_one_for_many_single_samples():
+    # Newcombe's companion paper, 56 of 70 and 48 of 80: 0.0524 to 0.3339 by method 10.
+    before, after = [1.0] * 48 + [0.0] * 32, [1.0] * 56 + [0.0] * 14
+    assert paired.unpaired_interval(before, after) == pytest.approx((0.0524, 0.3339), abs=0.015)
 
 
 def test_the_same_samples_give_the_same_figures():
