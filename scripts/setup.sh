@@ -170,13 +170,14 @@ set_up_tests() {
 }
 
 look() {
-    local part
+    local part python
     for part in packages patches; do
-        is_ready "$part" && echo "ready $part" || echo "missing $part"
+        if is_ready "$part"; then echo "ready $part"; else echo "missing $part"; fi
     done
-    is_ready packages && return
+    if is_ready packages; then return; fi
     assert_space
-    echo "python $(find_python)"
+    python=$(find_python)
+    echo "python $python"
 }
 
 main() {
@@ -184,7 +185,10 @@ main() {
     case ${1:-} in
         "") ;;
         test) parts+=(tests) ;;
-        --look) look && exit ;;
+        --look)
+            look
+            exit
+            ;;
         -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p;}' scripts/setup.sh && exit ;;
         *) fail "unknown argument $1; see scripts/setup.sh --help" ;;
     esac

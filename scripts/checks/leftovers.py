@@ -72,7 +72,7 @@ def temporary(case):
         for paths in (unused(RAY_FOLDERS), unused(SESSION_FOLDERS))
         if paths
     ]
-    if objects := _unused_objects():
+    if objects := unused_objects():
         found.append(
             warn(f"{len(objects)} objects of ended Rays in /dev/shm", f"rm {' '.join(map(str, objects[:SHOWN]))}")
         )
@@ -106,19 +106,19 @@ def _words(process):
         return process.command
 
 
-def _unused_objects(root=Path("/dev/shm")):
+def unused_objects(root=Path("/dev/shm")):
     mine = [path for path in sorted(root.glob("plasma*")) if path.lstat().st_uid == os.getuid()]
     if not mine:
         return []
-    mapped = {line.split()[-1] for process in local.processes() for line in _maps(process) if line}
+    mapped = "".join(map(_maps, local.processes()))
     return [path for path in mine if str(path) not in mapped]
 
 
 def _maps(process):
     try:
-        return [line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines() if "/dev/shm/" in line]
+        return Path(f"/proc/{process.pid}/maps").read_text()
     except OSError:
-        return []
+        return ""
 
 
 def containers(case):

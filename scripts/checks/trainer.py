@@ -4,6 +4,7 @@ The rules are those that `make train` applies itself before it submits (train_ch
 is a line of its own. Needs the packages of the set-up, or the trainer's Python.
 """
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,7 @@ from checks.case import ASK_TIMEOUT_S, ask, fail, failed, ok, warn
 from settings import ROOT
 
 NOT_ASKED = "not asked: RAY_ADDRESS is empty, rollouts are rehearsed on this machine"
-GCS_PORT = re.compile(r"gcs_server\b.*--gcs_server_port=(\d+)")
+GCS_PORT = re.compile(r"\S*gcs_server\s.*--gcs_server_port=(\d+)")
 PIN = re.compile(r"^ray(?:\[\S+\])?==([\d.]+)", re.MULTILINE)
 
 
@@ -130,15 +131,22 @@ def _port(head):
 
 
 def gcs_ports():
-    """{port: [pids]} of the Ray heads on this machine."""
-    found = {}
+    """{port: [pids]} of the Ray heads that share our network."""
+    found, own = {}, _network("self")
     for process in local.processes():
-        if told := GCS_PORT.search(process.command):
+        if (told := GCS_PORT.match(process.command)) and _network(process.pid) == own:
             found.setdefault(int(told[1]), []).append(process.pid)
     return found
 
 
-def container_host(case):
+def _network(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def container_host(case, devices=Path("/dev")):
     """What `make ray-up` asks of this machine, and GPUs as far as the driver's files tell."""
     if case.stage != "ray-up":
         return ok("asked for make ray-up alone")
@@ -148,9 +156,7 @@ def container_host(case):
     running = ray_up.existing(ray_up.engine())
     if not (running and running.status == "running"):
         ray_up.check(case.settings)
-    devices = list(Path("/dev").glob("nvidia[0-9]*"))
-    if len(devices) < ray_container.GPUS:
-        return fail(
-            f"{len(devices)} NVIDIA GPUs here, {ray_container.GPUS} are asked for", "take a machine with that many"
-        )
-    return ok(f"{len(devices)} NVIDIA GPUs, {'the container runs' if running else 'ports free'}")
+    count = len(list(devices.glob("nvidia[0-9]*")))
+    if count < ray_container.GPUS:
+        return fail(f"{count} NVIDIA GPUs here, {ray_container.GPUS} are asked for", "take a machine with that many")
+    return ok(f"{count} NVIDIA GPUs, {'the container runs' if running else 'ports free'}")
