@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http.client import HTTPException
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import local
 
@@ -45,6 +46,15 @@ def failed(message, verdict=FAIL):
     return Finding(verdict, what, cure) if semicolon else Finding(verdict, cure, "see to what it names")
 
 
+def ray_head(settings):
+    """(host, port) of RAY_ADDRESS, each None where it has none; whether it is fit is the cluster's check."""
+    try:
+        parts = urlsplit(f"//{settings.RAY_ADDRESS or ''}")
+        return parts.hostname, parts.port
+    except ValueError:
+        return None, None
+
+
 class Case:
     """One look at this machine: the variables, the faults among them, the stage that is asked for ("" for all)."""
 
@@ -59,8 +69,7 @@ class Case:
     @cached_property
     def gym_is_here(self):
         """Whether the Gateway's address is one of this machine's."""
-        host = urllib.request.urlsplit(self.settings.gateway_urls[0]).hostname
-        return local.is_here(host)
+        return local.is_here(urlsplit(self.settings.gateway_urls[0]).hostname)
 
     @cached_property
     def ours(self):

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import local
-from checks.case import ask, fail, ok, warn
+from checks.case import ask, fail, ok, ray_head, warn
 
 WILD = ("0.0.0.0", "::")
 # Whole seconds of a Date header and a slow answer explain less than this.
@@ -67,11 +67,7 @@ def callbacks(case):
 
 def trainer_hosts(settings):
     """Where the trainer serves its model, by the variables that say so."""
-    try:
-        head = urlsplit(f"//{settings.RAY_ADDRESS or ''}").hostname
-    except ValueError:
-        head = None
-    return {"RELAX_HOST": settings.RELAX_HOST, "RAY_ADDRESS": head}
+    return {"RELAX_HOST": settings.RELAX_HOST, "RAY_ADDRESS": ray_head(settings)[0]}
 
 
 def _uncovered(case, name, host, networks):
@@ -106,7 +102,8 @@ def _skewed(answer):
 
 
 def _dashboard(settings):
-    return f"http://{settings.RAY_ADDRESS.rpartition(':')[0]}:8265"
+    host = ray_head(settings)[0] or ""
+    return f"http://{f'[{host}]' if ':' in host else host}:8265"
 
 
 def endpoint(case):

@@ -8,10 +8,9 @@ import os
 import re
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import local
-from checks.case import ASK_TIMEOUT_S, ask, fail, failed, ok, warn
+from checks.case import ASK_TIMEOUT_S, ask, fail, failed, ok, ray_head, warn
 from settings import ROOT
 
 NOT_ASKED = "not asked: RAY_ADDRESS is empty, rollouts are rehearsed on this machine"
@@ -108,9 +107,9 @@ def own_ray():
 def second_ray(case):
     """No two Rays on one port, and the trainer's is not the Gym's own, which its entrypoint would clear."""
     s, found = case.settings, []
-    head = urlsplit(f"//{s.RAY_ADDRESS or ''}")
+    host, port = ray_head(s)
     own = {local.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
-    if s.RAY_ADDRESS and _port(head) in own and local.is_here(head.hostname):
+    if host and port in own and local.is_here(host):
         found.append(
             fail(f"RAY_ADDRESS={s.RAY_ADDRESS} is this clone's private Ray", "set it to the trainer's, or unset it")
         )
@@ -121,13 +120,6 @@ def second_ray(case):
                 fail(f"{len(pids)} Rays have port {port}: processes {', '.join(map(str, pids))}", "end all but one")
             )
     return found or ok(f"{len(heads)} Ray heads on this machine, each with a port of its own")
-
-
-def _port(head):
-    try:
-        return head.port
-    except ValueError:
-        return None
 
 
 def gcs_ports():

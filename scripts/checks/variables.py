@@ -4,9 +4,10 @@ import os
 import re
 import urllib.request
 from difflib import get_close_matches
+from urllib.parse import urlsplit
 
 import settings as variables
-from checks.case import failed, ok, warn
+from checks.case import failed, ok, ray_head, warn
 from settings import ROOT
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -68,21 +69,10 @@ def _differing(name):
 
 def hosts(settings):
     """Hosts that must be reached past proxies, each once."""
-    urls = [
-        *settings.gateway_urls,
-        settings.MODEL_URL,
-        settings.RAY_DASHBOARD_ADDRESS,
-        f"//{settings.RAY_ADDRESS or ''}",
-    ]
-    named = [_host(url) for url in urls if url]
-    return list(dict.fromkeys(host for host in [*LOOPBACK, settings.RELAX_HOST, *named] if host))
-
-
-def _host(url):
-    try:
-        return urllib.request.urlsplit(url).hostname
-    except ValueError:
-        return None
+    urls = [*settings.gateway_urls, settings.MODEL_URL, settings.RAY_DASHBOARD_ADDRESS]
+    named = [urlsplit(url).hostname for url in urls if url]
+    found = [*LOOPBACK, settings.RELAX_HOST, *named, ray_head(settings)[0]]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 # --- secrets -------------------------------------------------------------------------------
