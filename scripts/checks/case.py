@@ -5,12 +5,14 @@ waits a bounded time. Standard library only, like all checks until they need a p
 """
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http.client import HTTPException
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -44,6 +46,11 @@ def failed(message, verdict=FAIL):
     """A Failure's message as a Finding: what follows its last semicolon is the cure."""
     what, semicolon, cure = " ".join(str(message).split()).rpartition("; ")
     return Finding(verdict, what, cure) if semicolon else Finding(verdict, cure, "see to what it names")
+
+
+def temporary_folder():
+    """Where programs put their temporary files; the library's own answer would write one there to find out."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def ray_head(settings):

@@ -5,15 +5,17 @@ Named is only what carries our mark and belongs to nobody who lives; everything 
 
 import os
 import stat
-import tempfile
+import time
 from pathlib import Path
 
 import docker_backend
 import local
-from checks.case import ok, warn
+from checks.case import ok, temporary_folder, warn
 from terminal import Failure
 
 SHOWN = 5
+# A folder is there before the process that it is for.
+NEW_S = 60
 RAY_FOLDERS, SESSION_FOLDERS = "gym-ray-*", "session-*"
 
 
@@ -79,10 +81,9 @@ def temporary(case):
     return found or ok("no folder of an ended program")
 
 
-def unused(pattern, root=None):
-    """Our folders below the temporary folder that no process names in its command line or variables."""
-    root = Path(root or tempfile.gettempdir())
-    mine = [path for path in sorted(root.glob(pattern)) if _is_own(path) and _is_ours(path)]
+def unused(pattern):
+    """Our folders among the temporary ones that no process names in its command line or variables."""
+    mine = [path for path in sorted(temporary_folder().glob(pattern)) if _is_own(path) and _is_ours(path)]
     if not mine:
         return []
     named = "\0".join(map(_words, local.processes()))
@@ -91,7 +92,8 @@ def unused(pattern, root=None):
 
 def _is_own(path):
     found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    settled = time.time() - found.st_mtime > NEW_S
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and settled
 
 
 def _is_ours(path):

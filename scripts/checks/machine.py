@@ -9,13 +9,12 @@ import platform
 import resource
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import apply_patches
 import gym_up
 import local
-from checks.case import fail, failed, ok, warn
+from checks.case import fail, failed, ok, temporary_folder, warn
 from settings import ROOT
 from terminal import Failure
 
@@ -68,7 +67,7 @@ def tools(case):
 def disk(case):
     """Room and the right to write in every folder that is written to."""
     s = case.settings
-    folders = {"RUN_DIR": s.RUN_DIR, "DATA_ROOT": s.DATA_ROOT, "TMPDIR": Path(tempfile.gettempdir())}
+    folders = {"RUN_DIR": s.RUN_DIR, "DATA_ROOT": s.DATA_ROOT, "TMPDIR": temporary_folder()}
     folders |= {"EXP_DIR": s.EXP_DIR} if case.trains or case.stage in ("", "smoke") else {}
     found = [room(name, folder) for name, folder in folders.items()]
     return [each for each in found if each.verdict != "ok"] or ok(", ".join(each.what for each in found))

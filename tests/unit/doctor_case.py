@@ -71,7 +71,9 @@ class Pages(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append((self.path, dict(self.headers)))
-        page = self.server.pages.get(self.path.partition("?")[0], (404, {"message": "No such image, container or page"}))
+        page = self.server.pages.get(
+            self.path.partition("?")[0], (404, {"message": "No such image, container or page"})
+        )
         status, body = page if isinstance(page, tuple) else (200, page)
         data = (body if isinstance(body, str) else json.dumps(body)).encode()
         self.send_response(status)

@@ -236,7 +236,7 @@ def test_a_record_of_sessions_and_probes_are_named(tmp_path):
 
 
 def test_temporary_folders_that_nobody_uses_are_named(tmp_path, sleeper, monkeypatch):
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     for name in ("gym-ray-used", "session-somebody", "session-used"):
         (tmp_path / name).mkdir()
     (tmp_path / "gym-ray-file").touch()
@@ -246,6 +246,9 @@ def test_temporary_folders_that_nobody_uses_are_named(tmp_path, sleeper, monkeyp
     (tmp_path / "gym-ray-old").mkdir()
     (tmp_path / "session-old").mkdir()
     (tmp_path / "session-old" / "agent.log").touch()
+    assert is_ok(leftovers.temporary, case_of(tmp_path)), "their processes may be about to start"
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
     cures = {each.cure for each in found(leftovers.temporary, case_of(tmp_path))}
     assert cures == {f"rm -r {tmp_path}/gym-ray-old", f"rm -r {tmp_path}/session-old"}
 
