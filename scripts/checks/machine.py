@@ -56,6 +56,7 @@ def _patched():
 
 
 def tools(case):
+    """Programs on PATH: git, make and bash; uv and docker are good to have."""
     missing = [name for name in ("git", "make", "bash") if not shutil.which(name)]
     if missing:
         return fail(f"not on PATH: {', '.join(missing)}", f"apt-get install {' '.join(missing)}")
@@ -122,6 +123,7 @@ def available_mb(root=Path("/")):
 
 
 def open_files(case):
+    """The limit on open files, against the trials that may run and wait."""
     s = case.settings
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -137,6 +139,7 @@ def open_files(case):
 
 
 def shared_memory(case, folder=Path("/dev/shm")):
+    """Room in /dev/shm for the objects of two Rays."""
     if not folder.is_dir():
         return warn(f"no {folder}: Ray keeps its objects on disk", f"mount a tmpfs at {folder}")
     found = os.statvfs(folder)

@@ -32,6 +32,7 @@ def _verdict(plan, otherwise):
 
 
 def checkout(case):
+    """The trainer's checkout is there, and no variable is set that would mislead its entrypoint."""
     if not case.trains:
         return ok(NOT_ASKED)
     plan = _plan(case, "environment", "checkout")

@@ -19,7 +19,7 @@ READABLE_BY_OTHERS = 0o077
 
 
 def values(case):
-    """Every fault of `.env`, the environment and make's command line at once."""
+    """Values off their range and unknown names, in `.env`, the environment and on make's command line."""
     given = sum(case.settings.is_given(name) for name in variables.declared())
     found = [failed(fault if "; " in fault else f"{fault}; see env.example for what fits") for fault in case.faults]
     return found or ok(f"{given} set in the environment or .env, all known and in range")
@@ -41,7 +41,10 @@ def misspelt(case):
 
 
 def proxies(case):
-    """Ours ignore proxy variables; the trainer, the hub's client and image builds do not."""
+    """NO_PROXY covers our hosts, and both spellings of proxy variables agree.
+
+    Ours ignore them all; the trainer, the hub's client and image builds do not.
+    """
     found = [_differing(name) for name in PROXIES if _differing(name)]
     set_here = [name for name in PROXIES[:3] if os.environ.get(name) or os.environ.get(name.upper())]
     if not set_here:
@@ -79,6 +82,7 @@ def hosts(settings):
 
 
 def token(case):
+    """GATEWAY_TOKEN is hard to guess, and set where the Gateway listens beyond loopback."""
     s = case.settings
     if s.GATEWAY_TOKEN and len(s.GATEWAY_TOKEN) < TOKEN_LEAST:
         return warn(
