@@ -14,6 +14,10 @@ help: ## List the targets
 smoke: ## Set up, start the graph, verify it, roll out the example rows, accept, report
 	@scripts/run.sh smoke
 
+.PHONY: doctor
+doctor: ## Look for what would go wrong, change nothing (STAGE=train: for one stage only)
+	@scripts/run.sh doctor
+
 .PHONY: stop
 stop: ## Stop the jobs this clone submitted, and all it started on this machine
 	@scripts/run.sh stop

@@ -15,7 +15,6 @@ passes: it may just be a wrong action. A Ray job's SUCCEEDED is no evidence of a
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -70,20 +69,9 @@ def services(urls):
     return Layer.judged("services ready", faults, evidence)
 
 
-def is_here(host):
-    """Whether a host is this machine, by an address of its own."""
-    try:
-        address = socket.gethostbyname(host)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
 def verifier(settings, urls):
     """Play the verifier contract with the stage that owns it, where the verifier is."""
-    elsewhere = not any(is_here(urlsplit(url).hostname) for url in urls)
+    elsewhere = not any(local.is_here(urlsplit(url).hostname) for url in urls)
     if elsewhere and not local.connects(settings.port("resource")):
         return Layer("verifier contract", ELSEWHERE, [])
     command = [sys.executable, str(ROOT / "scripts" / "verify_verifier.py")]

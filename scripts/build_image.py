@@ -131,6 +131,10 @@ def preflight(client, settings, image):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("image", settings)
     client = docker_backend.connect()
     started = time.monotonic()
     log = settings.RUN_DIR / "logs" / "image.log"

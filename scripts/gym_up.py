@@ -134,19 +134,32 @@ def is_running(graph, fingerprint):
     return ready and state.get("config_fingerprint") == fingerprint
 
 
-def check_ports(settings):
-    """Every port of the graph is free, on the address it will be bound to."""
+def refuse_overlap(settings):
+    """Raise Failure where the Gym's Ray has one of the ports counted from GYM_BASE_PORT."""
     base = settings.GYM_BASE_PORT
     if base <= settings.GYM_RAY_PORT < base + PORTS_TAKEN:
         raise Failure(
             f"GYM_RAY_PORT={settings.GYM_RAY_PORT} lies in the {PORTS_TAKEN} ports from GYM_BASE_PORT={base} that are "
             "the graph's own; choose another GYM_RAY_PORT"
         )
-    local.check_ports(settings.servers().values(), "GYM_BASE_PORT")
-    local.check_ports([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST)
+
+
+def graph_ports(settings):
+    """What the graph binds: [(ports, variable they follow from, address)]."""
     ray = local.PrivateRay(settings, "gym")
-    local.check_ports([ray.port], "GYM_RAY_PORT")
-    local.check_ports([port for port in ray.ports() if port != ray.port], "GYM_BASE_PORT")
+    return [
+        (list(settings.servers().values()), "GYM_BASE_PORT", "127.0.0.1"),
+        ([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST),
+        ([ray.port], "GYM_RAY_PORT", "127.0.0.1"),
+        ([port for port in ray.ports() if port != ray.port], "GYM_BASE_PORT", "127.0.0.1"),
+    ]
+
+
+def check_ports(settings):
+    """Every port of the graph is free, on the address it will be bound to."""
+    refuse_overlap(settings)
+    for ports, variable, host in graph_ports(settings):
+        local.check_ports(ports, variable, host)
 
 
 def put_logs_aside(settings):
@@ -233,6 +246,10 @@ def main():
         "GYM_START_TIMEOUT_S", "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",
         "NEMO_GYM_IMAGE", "GYM_CONTAINER",
     )  # fmt: skip
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("gym-up", settings)
     fingerprint = graph_fingerprint(settings)
     graph, why = choose_backend(settings)
     say(f"Backend: {graph.name} ({why})")

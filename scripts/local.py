@@ -207,11 +207,13 @@ def sockets_of(process):
 
 def holder(port):
     """Who listens on a port, as text for an error line."""
-    inodes = {inode for _, p, inode in listening() if p == port}
-    for process in processes():
-        if inodes & sockets_of(process):
-            return f"process {process.pid}: {process.command[:100]}"
-    return "a process that may not be looked at"
+    process = listener({inode for _, p, inode in listening() if p == port})
+    return f"process {process.pid}: {process.command[:100]}" if process else "a process that may not be looked at"
+
+
+def listener(inodes):
+    """The process that holds one of these sockets, or None where it may not be looked at."""
+    return next((process for process in processes() if inodes & sockets_of(process)), None)
 
 
 def beyond_loopback(group, allowed=()):
@@ -221,15 +223,20 @@ def beyond_loopback(group, allowed=()):
     return [(a, p) for a, p, inode in listening() if inode in inodes and not a.startswith(local) and p not in allowed]
 
 
+def refuse_ephemeral(port, variable):
+    """Raise Failure for a port that the kernel hands out by chance."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if low <= port <= high:
+        raise Failure(
+            f"port {port} (from {variable}) lies in the range {low}..{high} from which the kernel takes "
+            f"ports by chance; choose another {variable}"
+        )
+
+
 def check_ports(ports, variable, host="127.0.0.1"):
     """Refuse ports that are taken, or that the kernel hands out by chance; names the holder."""
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for port in ports:
-        if low <= port <= high:
-            raise Failure(
-                f"port {port} (from {variable}) lies in the range {low}..{high} from which the kernel takes "
-                f"ports by chance; choose another {variable}"
-            )
+        refuse_ephemeral(port, variable)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -244,6 +251,26 @@ def check_ports(ports, variable, host="127.0.0.1"):
                 raise Failure(
                     f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}"
                 ) from None
+
+
+def addresses(host):
+    """The addresses of a host name or address, as text; empty where it has none."""
+    try:
+        return sorted({str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, None)})
+    except (OSError, UnicodeError):
+        return []
+
+
+def is_here(host):
+    """Whether a host is this machine, by an address of its own."""
+    for address in addresses(host):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def tail(path, lines=15):

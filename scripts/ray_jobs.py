@@ -41,15 +41,15 @@ class Unreachable(Failure):
 class Dashboard:
     """Requests to one cluster's dashboard."""
 
-    def __init__(self, url):
-        self.url = url.rstrip("/")
+    def __init__(self, url, timeout_s=REQUEST_TIMEOUT_S):
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self.session = requests.Session()
         self.session.trust_env = False
 
     def ask(self, method, path, body=None):
         """Send one request: (status, parsed JSON or None). Raises Unreachable."""
         try:
-            reply = self.session.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.request(method, self.url + path, json=body, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         try:
@@ -60,7 +60,7 @@ class Dashboard:
     def text(self, path):
         """The text of a page; empty if there is none. Raises Unreachable."""
         try:
-            reply = self.session.get(self.url + path, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.get(self.url + path, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         return reply.text if reply.status_code == 200 else ""

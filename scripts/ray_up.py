@@ -85,6 +85,10 @@ def start(client, settings):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("ray-up", settings)
     client = engine()
     try:
         found = existing(client)

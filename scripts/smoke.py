@@ -64,7 +64,7 @@ class Smoke:
     def __init__(self, settings):
         self.settings, self.started = settings, time.time()
         self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
-        self.here = any(accept.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
+        self.here = any(local.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
         self.child, self.signalled = None, None
         self.results = []
         self.stages = {
@@ -190,6 +190,10 @@ def verdict(smoke):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("smoke", settings)
     smoke = Smoke(settings)
     for number in SIGNALS:
         signal.signal(number, smoke.forward)

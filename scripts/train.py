@@ -134,6 +134,10 @@ def refuse(faults):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("train", settings)
     plan = Plan(settings)
     plan.look(plan.environment, plan.rows, plan.budgets, plan.paths, plan.services)
     if settings.RAY_ADDRESS or settings.DRY_RUN == "0":
