@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway.protocol import ROLLOUT_KEY, ApiError, CreatePayload, parse_json, unfit
+from gateway_client import read_token
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
@@ -131,8 +132,8 @@ class Guard:
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
     app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
-    if settings.GATEWAY_TOKEN:
-        app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
+    if token := read_token(settings):
+        app.add_middleware(Guard, token=token)
     schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
 
     @app.post("/v1/trials", status_code=202, openapi_extra=schema)
