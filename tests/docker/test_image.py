@@ -33,7 +33,11 @@ from terminal import Failure
 
 SECRET = "never-show-me-4711"
 TOKEN = "only-its-owner-reads-me-0815"
-SHARED_DATA = variables.ROOT.parent / "shared" / "data"
+# Rows that both backends play: the first so many of each file.
+COMPARED = {
+    "example": (installed_tree() / WORKPLACE / "data" / "example.jsonl", 5),
+    "workbench": (variables.ROOT.parent / "shared" / "data" / "workbench_dev.jsonl", 50),
+}
 # A block of 200 ports of its own, and one more for Ray, below the kernel's range of chance ports.
 BASE_PORT, RAY_PORT = 12400, 12600
 CONTRACT = "Workplace Assistant verifier contract passed: equivalent_reward=1.0 incorrect_reward=0.0"
@@ -97,7 +101,8 @@ def building(installation):
 def bare(installation, building):
     """What the local graph makes of the compared rows, and its fingerprint; meanwhile the image is built."""
     assert "backend=local" in installation.run("gym_up.py", GYM_BACKEND="local")
-    return outcomes(installation.settings), readiness(installation.settings)[1]["environment"]
+    environment = readiness(installation.settings)[1]["environment"]
+    return {name: outcomes(installation.settings, name) for name in COMPARED}, environment
 
 
 @pytest.fixture(scope="module")
@@ -207,26 +212,26 @@ def test_a_second_start_keeps_the_container(client, container, installation):
     assert [c.id for c in docker_backend.ours(client, installation.settings)] == [container.id]
 
 
-def test_both_backends_give_the_same_bytes(container, installation, bare):
-    played, environment = bare
-    for task, one, other in zip(compared_rows(), played, outcomes(installation.settings), strict=True):
-        assert one == other, f"row {task['id']} of {task['category']}"
+@pytest.mark.parametrize("name", ["example", pytest.param("workbench", marks=pytest.mark.shared_data)])
+def test_both_backends_give_the_same_bytes(container, installation, bare, name):
+    played = bare[0][name]
+    assert len(played) == COMPARED[name][1]
+    for number, (one, other) in enumerate(zip(played, outcomes(installation.settings, name), strict=True), 1):
+        assert one == other, f"row {number} of {name}"
     assert all(reward == 1.0 for _, reward in played)
     assert sum(len(outputs) for outputs, _ in played) > len(played)
+
+
+def test_both_backends_have_the_same_environment(container, installation, bare):
     now = readiness(installation.settings)[1]["environment"]
     for name in ("gym_commit", "pandas", "workplace_tree", "patches"):
-        assert environment[name] == now[name]
+        assert bare[1][name] == now[name]
 
 
-def compared_rows():
-    """The five example rows, and the first 50 of the task rows beside the clone where they are."""
-    found = rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")
-    more = SHARED_DATA / "workbench_dev.jsonl"
-    return found + (rows.read_rows(more, 50) if more.exists() else [])
-
-
-def outcomes(settings):
-    """Play each row's ground truth as a trial: [(its tool outputs, byte for byte, its reward)]."""
+def outcomes(settings, name):
+    """Play the ground truth of each compared row as a trial: [(its tool outputs, byte for byte, its reward)]."""
+    path, count = COMPARED[name]
+    tasks = rows.read_rows(path, count) if path.exists() else []
     seen = {}
 
     def policy(session, body):
@@ -246,7 +251,7 @@ def outcomes(settings):
 
     try:
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(play, compared_rows()))
+            return list(pool.map(play, tasks))
     finally:
         server.stop()
 
