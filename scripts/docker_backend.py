@@ -32,6 +32,7 @@ FIRST_CONTACT_S, REQUEST_TIMEOUT_S = 5, 120
 TMPFS = {"/tmp": "size=2g,mode=1777"}
 RESTART = {"Name": "on-failure", "MaximumRetryCount": 5}
 LOG_LINES = 15
+FULL = "no space left on device"
 
 
 def engine_address():
@@ -86,7 +87,7 @@ def in_words(doing):
 def explain(text):
     """The engine's own words, or ours where they name no cure."""
     text = first_line(text)
-    if "no space left on device" in text.lower():
+    if FULL in text.lower():
         return "the Docker engine's disk is full; run: docker system prune, or give it more room"
     if missing := re.search(r"bind source path does not exist: (\S+)", text):
         return f"the engine's machine has no {missing[1]}; set HOST_REPO_DIR to where {ROOT} lies on that machine"

@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "PATH": f"{PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "SSL_CERT_FILE": CERTIFICATES,
+    "PIP_CERT": CERTIFICATES,
+    "GIT_SSL_CAINFO": CERTIFICATES,
     "PIP_ROOT_USER_ACTION": "ignore",
 }
 

@@ -121,6 +121,22 @@ def test_a_full_disk_ends_a_build_in_one_line_and_the_log(tmp_path):
     assert "Step 1/9" in (tmp_path / "image.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("uv: No space left on device (os error 28)", "the Docker engine's disk is full"),
+        ("SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] self-signed')", "add your network's certificates"),
+        ("no such package", "check the proxy and package-index variables"),
+    ],
+)
+def test_the_builds_own_output_tells_why_it_failed(tmp_path, output, expected):
+    failed = {"error": "The command '/bin/bash -c uv pip install' returned a non-zero code: 2"}
+    client = SimpleNamespace(api=SimpleNamespace(build=lambda **_: iter([{"stream": f"\x1b[91m{output}\n"}, failed])))
+    with pytest.raises(Failure, match=expected):
+        build_image.build(client, load(), {}, tmp_path / "image.log", SimpleNamespace(detail=lambda text: None))
+    assert "\x1b" not in (tmp_path / "image.log").read_text()
+
+
 def test_a_base_that_cannot_be_pulled_names_the_reason_and_the_cure():
     def missing(name):
         raise docker.errors.ImageNotFound("no such image")
