@@ -14,6 +14,7 @@ output goes to RUN_DIR/logs/image.log.
 import os
 import re
 import time
+from contextlib import suppress
 
 import docker_backend
 import local
@@ -47,6 +48,14 @@ def network_arguments(environment):
 def shown(value):
     """A variable's value without the credentials a URL in it may carry."""
     return re.sub(r"//[^/@\s]*@", "//***@", value)
+
+
+def check_name(client, name):
+    """Raise Failure now, and not after minutes, for a name the engine would not take."""
+    from docker.errors import ImageNotFound
+
+    with in_words(f"NEMO_GYM_IMAGE={name}"), suppress(ImageNotFound):
+        client.images.get(name)
 
 
 def ensure_base(client, settings, current):
@@ -136,6 +145,7 @@ def preflight(client, settings, image):
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
     client = docker_backend.connect()
+    check_name(client, settings.NEMO_GYM_IMAGE)
     started = time.monotonic()
     log = settings.RUN_DIR / "logs" / "image.log"
     log.parent.mkdir(parents=True, exist_ok=True)
