@@ -6,6 +6,7 @@ copied from this machine and the clone's environment, with the shared libraries 
 It stands in for the trainer's image in nothing else.
 """
 
+import hashlib
 import io
 import os
 import re
@@ -28,6 +29,7 @@ CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 FILES = (CERTIFICATES, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
 PACKAGES = ("pip", "loguru", "ray[default,serve]")
 PYTHON = "/opt/python"
+LABEL = "relax-nemo-gym.standin"
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"{PYTHON}/lib/{VERSION}/site-packages"
 LEFT_OUT = ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo", "__pycache__")
@@ -118,9 +120,9 @@ def special(name, kind, mode=0o755, to="", text=""):
     return entry, io.BytesIO(text.encode())
 
 
-def write(archive):
+def write(files, archive):
     with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
-        for target, source in sorted(contents().items()):
+        for target, source in sorted(files.items()):
             tar.add(source, target, recursive=False, filter=readable)
         tar.addfile(*special(f"{PYTHON}/bin/python3", tarfile.SYMTYPE, to=VERSION))
         tar.addfile(*special(f"{PYTHON}/bin/ray", tarfile.REGTYPE, text=RAY))
@@ -128,11 +130,22 @@ def write(archive):
         tar.addfile(*special("tmp", tarfile.DIRTYPE, 0o1777))
 
 
+def stamp(files):
+    """Hash of what the image is made of: this file, and each file's place, size and time."""
+    stats = {target: os.stat(source) for target, source in sorted(files.items())}
+    lines = [f"{target} {stat.st_size} {stat.st_mtime_ns}\n" for target, stat in stats.items()]
+    return hashlib.sha256(Path(__file__).read_bytes() + "".join(lines).encode()).hexdigest()
+
+
 def make(client, name):
-    """Import the base image under `name` ("repository:tag")."""
+    """Import the base image under `name` ("repository:tag"), unless that is there and the same."""
+    files = contents()
+    wanted = {LABEL: stamp(files)}
+    if any(image.labels == wanted for image in client.images.list(name)):
+        return
+    changes = [f"ENV {key}={value}" for key, value in ENVIRONMENT.items()] + [f"LABEL {LABEL}={wanted[LABEL]}"]
     repository, tag = name.split(":")
-    changes = [f"ENV {key}={value}" for key, value in ENVIRONMENT.items()]
     with tempfile.NamedTemporaryFile() as archive:
-        write(archive)
+        write(files, archive)
         archive.flush()
         client.api.import_image_from_file(archive.name, repository=repository, tag=tag, changes=changes)
