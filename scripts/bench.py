@@ -92,6 +92,7 @@ class Graph:
             "GYM_HOST": "127.0.0.1",
             "NEMO_GYM_URL": "",
             "GATEWAY_TOKEN": "",
+            "GATEWAY_TOKEN_FILE": "",
             "GATEWAY_QUEUE_LIMIT": "100000",
             "GYM_REPLICAS": settings.texts["GYM_REPLICAS"] if name == "patched" else "1",
             "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(concurrency),

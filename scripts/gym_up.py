@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import docker_backend
 import local
 from apply_patches import PATCHES, hash_files
+from gateway_client import ClientError, read_token
 from gym_down import end_graph
 from settings import ROOT, from_command_line
 from terminal import Failure, run, say, stage
@@ -38,7 +39,9 @@ GRAPH_VARIABLES = (
 POLL_S = 0.5
 # From GYM_BASE_PORT on, as env.example has it.
 PORTS_TAKEN = 200
-GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
+GRAPH_CODE = (
+    "gateway/*.py", "gateway_client.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt",
+)  # fmt: skip
 
 
 def graph_code():
@@ -54,8 +57,12 @@ def graph_variables(settings):
 
 
 def graph_fingerprint(settings):
-    """Hash of what a running graph depends on: its variables, its code, the patches."""
-    values = json.dumps(list(graph_variables(settings).values()))
+    """Hash of what a running graph depends on: its variables, its code, the patches. Raises Failure."""
+    try:
+        texts = graph_variables(settings) | {"GATEWAY_TOKEN": read_token(settings) or ""}
+    except ClientError as error:
+        raise Failure(error) from None
+    values = json.dumps(list(texts.values()))
     return hashlib.sha256(f"{values}\0{graph_code()}".encode()).hexdigest()[:16]
 
 
@@ -64,7 +71,7 @@ def choose_backend(settings):
     if settings.GYM_BACKEND == "local":
         return LocalGraph(settings), "GYM_BACKEND=local"
     try:
-        client = docker_backend.connect()
+        client = docker_backend.connect(", or set GYM_BACKEND=local")
         image = docker_backend.find_image(client, settings, graph_code())
     except Failure as failure:
         if settings.GYM_BACKEND == "docker":

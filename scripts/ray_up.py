@@ -12,11 +12,11 @@ within the container. Remove it with `docker rm -f relax-train`.
 
 import socket
 
-import docker
 from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest
 
 import cluster
+import docker_backend
 import ray_container
 import settings as variables
 import terminal
@@ -39,15 +39,6 @@ def check(settings):
             probe.settimeout(2)
             if probe.connect_ex((settings.RELAX_HOST, port)) == 0:
                 raise Failure(f"{settings.RELAX_HOST}:{port} is taken; is that a platform's Ray? Then set RAY_ADDRESS")
-
-
-def engine():
-    try:
-        client = docker.from_env()
-        client.ping()
-    except DockerException as error:
-        raise Failure(f"no Docker engine answers: {_short(error)}; start it, or set DOCKER_HOST") from None
-    return client
 
 
 def _short(error):
@@ -89,7 +80,7 @@ def main():
     import doctor
 
     doctor.at_start("ray-up", settings)
-    client = engine()
+    client = docker_backend.connect(", or use a platform's Ray: set RAY_ADDRESS")
     try:
         found = existing(client)
         if not (found and found.status == "running"):

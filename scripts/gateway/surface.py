@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.protocol import ROLLOUT_KEY, ApiError, parse_json, unfit
+from gateway_client import read_token
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
@@ -173,8 +174,8 @@ def public(settings, trials, registry, health):
         ("GET", "/readyz", readyz),
         ("GET", "/metrics", metrics),
     )
-    if settings.GATEWAY_TOKEN:
-        app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
+    if token := read_token(settings):
+        app.add_middleware(Guard, token=token)
     return app
 
 
