@@ -13,10 +13,13 @@ import shlex
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import requests
 
+import terminal
+from log_tail import LogTail
 from terminal import Failure
 
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -25,6 +28,10 @@ POLL_S = 0.5
 # A dashboard that does not answer for this long is taken for gone.
 SILENCE_S = 60
 STOP_TIMEOUT_S = 60
+STOP_SILENCE_S = 5
+# Ray may not find a job for a moment while its head comes back.
+GONE_S = 10
+QUIET_S = 60
 PENDING_STOP_S = 3
 # Key in the metadata of a job that ends by itself in seconds.
 PASSING = "workplace-assistant.passing"
@@ -41,15 +48,15 @@ class Unreachable(Failure):
 class Dashboard:
     """Requests to one cluster's dashboard."""
 
-    def __init__(self, url):
-        self.url = url.rstrip("/")
+    def __init__(self, url, timeout_s=REQUEST_TIMEOUT_S):
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self.session = requests.Session()
         self.session.trust_env = False
 
     def ask(self, method, path, body=None):
         """Send one request: (status, parsed JSON or None). Raises Unreachable."""
         try:
-            reply = self.session.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.request(method, self.url + path, json=body, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         try:
@@ -60,7 +67,7 @@ class Dashboard:
     def text(self, path):
         """The text of a page; empty if there is none. Raises Unreachable."""
         try:
-            reply = self.session.get(self.url + path, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.get(self.url + path, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         return reply.text if reply.status_code == 200 else ""
@@ -126,11 +133,17 @@ class Job:
         Raises Failure when it does not get there.
         """
         asked, status, removing = time.monotonic(), "unknown", False
+        heard = asked
         while time.monotonic() < asked + STOP_TIMEOUT_S:
-            status = self.info().get("status")
-            if status is None or status in TERMINAL:
-                return status
-            self.dashboard.ask("POST", f"{self.path}/stop")
+            try:
+                status = self.info().get("status")
+                if status is None or status in TERMINAL:
+                    return status
+                self.dashboard.ask("POST", f"{self.path}/stop")
+                heard = time.monotonic()
+            except Unreachable:
+                if time.monotonic() > heard + STOP_SILENCE_S:
+                    raise
             if status == "PENDING" and not removing and time.monotonic() > asked + PENDING_STOP_S:
                 self._remove_supervisor()
                 removing = True
@@ -138,6 +151,13 @@ class Job:
         raise Failure(
             f"job {self.id} was told to stop and is still {status} after {STOP_TIMEOUT_S} s: {self.dashboard.url}"
         )
+
+    def stop_and_tell(self):
+        """Stop the job after an interruption and say what it is now. Raises Failure if that is not known."""
+        try:
+            terminal.say(f"interrupted; job {self.id} is {self.stop() or 'unknown to Ray'}")
+        except Failure as fault:
+            raise Failure(f"interrupted, and job {self.id} may still run: {fault}; make stop tries again") from None
 
     def _remove_supervisor(self):
         """End a job that waits for resources: Ray takes its stop requests and does nothing until it has started.
@@ -187,30 +207,32 @@ def write_private(path, values):
         json.dump(values, file)
 
 
-def follow(job, pending_timeout_s, cpus, show, tell):
+def follow(job, pending_timeout_s, cpus, show, tell, silence_s=SILENCE_S):
     """Follow a submitted job to its terminal state: Ray's last record of it.
 
     `show(text)` gets what the job prints as it comes, whole lines; `tell(status)` is called at
-    each look. Raises Failure when the job does not start in time (it is stopped first) or the
-    dashboard falls silent.
+    each look. Raises Failure when the job does not start in time (it is stopped first), the
+    dashboard falls silent for `silence_s`, or Ray does not find the job any more.
     """
     log, submitted, heard = LogReader(job, show), time.monotonic(), time.monotonic()
+    found = heard
     while True:
         try:
             info = job.info()
             log.read()
             heard = time.monotonic()
-        except Unreachable:
-            if time.monotonic() - heard > SILENCE_S:
-                raise
+        except Unreachable as silence:
+            if time.monotonic() - heard > silence_s:
+                raise Failure(f"{silence} for {silence_s} s; job {job.id} may still run: make stop ends it") from None
             info = {"status": "unknown"}
         tell(info.get("status", "gone"))
-        if not info:
+        found = time.monotonic() if info else found
+        if time.monotonic() - found > GONE_S:
             raise Failure(f"{job.dashboard.url}: Ray no longer knows job {job.id}; was its cluster restarted?")
-        if info["status"] in TERMINAL:
-            log.read(rest=True)
+        if info.get("status") in TERMINAL:
+            log.finish()
             return info
-        if info["status"] == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
+        if info.get("status") == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
             _give_up(job, pending_timeout_s, cpus)
         time.sleep(POLL_S)
 
@@ -227,19 +249,48 @@ def _give_up(job, pending_timeout_s, cpus):
 class LogReader:
     """Gives what a log has gained since the last look, in whole lines.
 
-    Ray hands out the whole log each time, so it is looked at for a tenth of the time at most.
+    It comes as it grows, by the dashboard's tail. The whole log is asked for where there is no tail (a tenth
+    of the time at most), where that has been silent for long (its connection may be dead), and at the end.
     """
 
     def __init__(self, job, show):
-        self.job, self.show, self.seen, self.due = job, show, 0, 0.0
+        self.job, self.show = job, show
+        self.tail, self.due, self.heard = None, 0.0, 0.0
+        # Characters that were shown, and what came after the last whole line.
+        self.shown, self.rest = 0, ""
 
-    def read(self, rest=False):
-        began = time.monotonic()
-        if began < self.due and not rest:
-            return
-        text = self.job.logs()
-        self.due = time.monotonic() + 9 * (time.monotonic() - began)
-        end = len(text) if rest else text.rfind("\n") + 1
-        if end > self.seen:
-            self.show(text[self.seen : end])
-            self.seen = end
+    def read(self):
+        """Show what has come. Raises Unreachable."""
+        if self.tail:
+            self._take_tail()
+        elif time.monotonic() >= self.due:
+            began = self.heard = time.monotonic()
+            self._take_whole(self.job.logs())
+            self.tail = LogTail.open(self.job.dashboard.url, f"{self.job.path}/logs/tail", self.shown)
+            self.due = time.monotonic() + 9 * (time.monotonic() - began)
+
+    def _take_tail(self):
+        if text := self.tail.read():
+            self.heard = time.monotonic()
+            self.rest += text
+            self._show(self.rest.rfind("\n") + 1)
+        if self.tail.ended or time.monotonic() > self.heard + QUIET_S:
+            self.tail.close()
+            self.tail, self.rest = None, ""
+
+    def finish(self):
+        """Show the rest of the log of a job that is over, as far as the dashboard tells it."""
+        if self.tail:
+            self.tail.close()
+        with suppress(Unreachable):
+            self._take_whole(self.job.logs())
+        self._show(len(self.rest))
+
+    def _take_whole(self, text):
+        self.rest = text[self.shown :]
+        self._show(self.rest.rfind("\n") + 1)
+
+    def _show(self, end):
+        if end:
+            self.show(self.rest[:end])
+            self.shown, self.rest = self.shown + end, self.rest[end:]

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import rollout_dump
 import train_plan
+import train_watch
 from terminal import Failure
 
 
 class Run:
     """One run: its samples [(file:line, sample)], and what its record says."""
 
-    def __init__(self, run_id, dumps, samples, logs=(), gateways=()):
+    def __init__(self, run_id, dumps, samples, logs=(), gateways=(), dashboard=None):
         self.id, self.dumps, self.samples = run_id, dumps, samples
-        self.logs, self.gateways = list(logs), list(gateways)
+        self.logs, self.gateways, self.dashboard = list(logs), list(gateways), dashboard
 
 
 def of_dump(path):
@@ -30,18 +31,20 @@ def of_record(path):
     """The training run with the record at `path`. Raises Failure."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        folder, before = Path(facts["dumps"]), facts["dump_sizes_before"]
-        samples = [each for file in sorted(folder.glob("*.jsonl")) for each in _gained(file, before.get(file.name, 0))]
-        return Run(facts["submission_id"], folder, samples, [Path(facts["log"])], facts["gateways"])
+        folder, before = Path(facts["dumps"]), facts["dumps_before"]
+        samples = [each for file in sorted(folder.glob("*.jsonl")) for each in _gained(file, before.get(file.name))]
+        return Run(facts["submission_id"], folder, samples, [Path(facts["log"])], facts["gateways"], facts["dashboard"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Failure(f"{path}: no record of a training run ({type(error).__name__})") from None
 
 
-def _gained(path, before):
-    """The samples of a dump beyond its first `before` bytes; all of a file that was written anew."""
+def _gained(path, mark):
+    """The samples a dump has gained since `mark`; all of a file that was not there, or was written anew."""
     with path.open("rb") as file:
-        start = file.read(before) if before <= path.stat().st_size else b""
-    return [(f"{path}:{n}", item) for n, item in enumerate(rollout_dump.read_dump(path), 1) if n > start.count(b"\n")]
+        start = train_watch.added_from(file, mark) if mark else 0
+        file.seek(0)
+        earlier = file.read(start).count(b"\n")
+    return [(f"{path}:{n}", item) for n, item in enumerate(rollout_dump.read_dump(path), 1) if n > earlier]
 
 
 def rehearsals(settings):

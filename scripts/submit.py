@@ -147,8 +147,7 @@ def run_job(settings, job, samples, cpus):
         info = ray_jobs.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, watch.show, watch.tell)
     except Interrupted as interruption:
         terminal.clear_line()
-        status = job.stop()
-        terminal.say(f"interrupted; job {job.id} is {status or 'unknown to Ray'}")
+        job.stop_and_tell()
         return 128 + interruption.args[0]
     terminal.say(f"Ray job {info['status']}: {job.id}")
     if info["status"] == "SUCCEEDED":
