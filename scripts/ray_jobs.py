@@ -266,7 +266,8 @@ class LogReader:
         elif time.monotonic() >= self.due:
             began = self.heard = time.monotonic()
             self._take_whole(self.job.logs())
-            self.tail = LogTail.open(self.job.dashboard.url, f"{self.job.path}/logs/tail", self.shown)
+            if tail := LogTail.open(self.job.dashboard.url, f"{self.job.path}/logs/tail", self.shown):
+                self.tail, self.rest = tail, ""
             self.due = time.monotonic() + 9 * (time.monotonic() - began)
 
     def _take_tail(self):

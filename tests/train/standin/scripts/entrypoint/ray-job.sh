@@ -41,7 +41,7 @@ asked = {flag: os.environ.get(name, "0") for flag, name in flags.items()}
 print(json.dumps({flag: text for flag, text in asked.items() if text != "0"}))')
 export STANDIN_EXPECTED
 RUNTIME_ENV_JSON=$(python3 -c 'import json, os, sys
-names = ("MASTER_ADDR", "STANDIN_CRASH", "STANDIN_EXPECTED")
+names = ("MASTER_ADDR", "STANDIN_EXPECTED")
 given = {"PYTHONPATH": "/opt/Megatron-LM", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "STANDIN_PYTHON": sys.argv[1]}
 print(json.dumps({"env_vars": given | {name: os.environ.get(name, "") for name in names}}))' "${RELAX_PYTHON:-}")
 export RUNTIME_ENV_JSON
