@@ -1,6 +1,6 @@
-"""The README is true: its targets exist, its variables and defaults are those of env.example.
+"""The README is true: its targets exist, its variables and defaults are those of env.example, its plan is printed.
 
-`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes the table anew.
+`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes table and plan anew.
 """
 
 import re
@@ -10,10 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import settings  # noqa: E402 - this file runs alone too
+import sample_plan  # noqa: E402 - this file runs alone too
+import settings  # noqa: E402
 
 README = ROOT / "README.md"
 START, END = "<!-- variables: written by `.venv/bin/python tests/unit/test_readme.py` -->\n", "<!-- /variables -->"
+
+PLAN_START, PLAN_END = "<!-- plan: written as the variables are -->\n", "<!-- /plan -->"
 
 
 def variable_table():
@@ -31,6 +34,17 @@ def variable_table():
 def with_table(text):
     before, _, rest = text.partition("<!-- variables:")
     return before + START + variable_table() + END + rest.partition(END)[2]
+
+
+def with_plan(text):
+    before, _, rest = text.partition(PLAN_START)
+    fence = f"```text\n{sample_plan.printed()}```\n"
+    return before + PLAN_START + fence + PLAN_END + rest.partition(PLAN_END)[2]
+
+
+def test_the_plan_is_what_a_dry_run_prints():
+    text = README.read_text()
+    assert text == with_plan(text), "run: .venv/bin/python tests/unit/test_readme.py"
 
 
 def test_variables_are_those_of_env_example():
@@ -57,4 +71,4 @@ def test_every_file_it_names_exists():
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    README.write_text(with_plan(with_table(README.read_text())))

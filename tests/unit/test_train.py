@@ -51,8 +51,7 @@ def dashboard():
         yield server
 
 
-@pytest.fixture
-def place(tmp_path, gateways, dashboard):
+def make_place(folder, rows=3):
     """Everything a plan needs, in a folder."""
     row = {
         "id": 1,
@@ -61,12 +60,17 @@ def place(tmp_path, gateways, dashboard):
         "ground_truth": [],
         "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
     }
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
-    shutil.copytree(STANDIN, tmp_path / "relax")
-    model = tmp_path / "models" / "Qwen3-4B"
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    shutil.copytree(STANDIN, folder / "relax")
+    model = folder / "models" / "Qwen3-4B"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
+
+
+@pytest.fixture
+def place(tmp_path):
+    make_place(tmp_path)
     return tmp_path
 
 
