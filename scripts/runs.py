@@ -55,18 +55,21 @@ def records(settings):
     return list((settings.EXP_DIR / train_plan.RUN_NAME / "runs").glob("*.json"))
 
 
-def newest(settings, since=0.0):
-    """The newest run that began or ended after `since` (seconds of the epoch). Raises Failure if there is none."""
-    found = [path for path in rehearsals(settings) + records(settings) if path.stat().st_mtime >= since]
+def newest(settings):
+    """The newest run. Raises Failure if there is none."""
+    found = rehearsals(settings) + records(settings)
     if not found:
         raise Failure(f"{settings.EXP_DIR}: no run there; `make smoke` rolls the rows out, `make train` trains")
     path = max(found, key=lambda each: each.stat().st_mtime)
     return of_record(path) if path.suffix == ".json" else of_dump(path)
 
 
-def newest_dump(settings, since=0.0):
-    """The newest rehearsal's dump, written after `since`. Raises Failure if there is none."""
-    found = [path for path in rehearsals(settings) if path.stat().st_mtime >= since]
+def newest_dump(settings, earlier=()):
+    """The newest rehearsal's dump that is none of `earlier`. Raises Failure if there is none.
+
+    Not told by the time: the clock of a file server need not be ours.
+    """
+    found = [path for path in rehearsals(settings) if path not in earlier]
     if not found:
-        raise Failure(f"{settings.EXP_DIR}/rehearsal: no rollout dump there; `make smoke` rolls the rows out")
+        raise Failure(f"{settings.EXP_DIR}/rehearsal: no new rollout dump there; `make smoke` rolls the rows out")
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -175,8 +175,9 @@ def test_the_newest_dump_is_taken_and_an_older_run_is_not(tmp_path):
     os.utime(old, (1000, 1000))
     os.utime(new, (2000, 2000))
     assert runs.newest_dump(Settings(tmp_path)) == runs.newest(Settings(tmp_path)).dumps == new
-    with pytest.raises(Failure, match="no rollout dump"):
-        runs.newest_dump(Settings(tmp_path), since=3000)
+    assert runs.newest_dump(Settings(tmp_path), [new]) == old
+    with pytest.raises(Failure, match="no new rollout dump"):
+        runs.newest_dump(Settings(tmp_path), runs.rehearsals(Settings(tmp_path)))
 
 
 def test_a_smoke_run_that_fails_names_what_did_not_run():

@@ -11,6 +11,7 @@ import accept
 import actor_log
 import runs
 import train_watch
+from scripted_dashboard import ScriptedDashboard
 from terminal import Failure
 
 TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'
@@ -260,6 +261,25 @@ def test_a_log_that_is_gone_proves_nothing(tmp_path):
     (tmp_path / "train-1.log").unlink()
     layer = accept.training_step(runs.newest(Settings(tmp_path)))
     assert layer.verdict == "failed" and "train-1.log: No such file" in layer.evidence[0]
+
+
+def test_a_log_that_was_cut_short_is_completed_from_ray(tmp_path):
+    with ScriptedDashboard() as dashboard:
+        write_run(tmp_path, "starts", dashboard=dashboard.url)
+        dashboard.jobs["train-1"], dashboard.logs["train-1"] = {"status": "RUNNING"}, f"starts\n{STEP}\n"
+        run = runs.newest(Settings(tmp_path))
+        assert accept.complete_log(run, tmp_path / "logs") == "RUNNING"
+        assert run.logs == [tmp_path / "logs" / "train-1.whole.log"]
+        assert accept.training_step(run).verdict == "passed"
+        # Whoever follows the run still writes to the first.
+        assert (tmp_path / "train-1.log").read_text() == "starts\n"
+
+        write_run(tmp_path, STEP, STEP, dashboard=dashboard.url)
+        run = runs.newest(Settings(tmp_path))
+        assert accept.complete_log(run, tmp_path / "logs") == "RUNNING" and run.logs == [tmp_path / "train-1.log"]
+        dashboard.jobs.clear()
+        assert accept.complete_log(run, tmp_path / "logs") is None
+    assert accept.complete_log(run, tmp_path / "logs") is None
 
 
 def test_a_rehearsal_never_has_a_training_step(tmp_path):
