@@ -1,9 +1,8 @@
-"""Jobs on a Ray cluster, through the dashboard's job API: submit, follow to a terminal state, stop.
+"""Jobs on a Ray cluster, through the dashboard's job API: submit, look, stop. Following is ray_follow.py's.
 
-Guarantees: what became of a job is told by its status alone, read again until it is terminal,
-never by the end of its log; waiting for a start is bounded; a stop is confirmed by the status
-or reported as not confirmed; a job's id is on disk before Ray hears of it. Proxy variables
-play no part. The API is spoken directly: Ray's own client takes four seconds to import.
+Guarantees: a stop is confirmed by the status or reported as not confirmed; a job's id is on disk before
+Ray hears of it. Proxy variables play no part. The API is spoken directly: Ray's own client takes four
+seconds to import.
 """
 
 import json
@@ -13,25 +12,18 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import requests
 
 import terminal
-from log_tail import LogTail
 from terminal import Failure
 
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30
 POLL_S = 0.5
-# A dashboard that does not answer for this long is taken for gone.
-SILENCE_S = 60
 STOP_TIMEOUT_S = 60
 STOP_SILENCE_S = 5
-# Ray may not find a job for a moment while its head comes back.
-GONE_S = 10
-QUIET_S = 60
 PENDING_STOP_S = 3
 # Key in the metadata of a job that ends by itself in seconds.
 PASSING = "workplace-assistant.passing"
@@ -205,93 +197,3 @@ def write_private(path, values):
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)
-
-
-def follow(job, pending_timeout_s, cpus, show, tell, silence_s=SILENCE_S):
-    """Follow a submitted job to its terminal state: Ray's last record of it.
-
-    `show(text)` gets what the job prints as it comes, whole lines; `tell(status)` is called at
-    each look. Raises Failure when the job does not start in time (it is stopped first), the
-    dashboard falls silent for `silence_s`, or Ray does not find the job any more.
-    """
-    log, submitted, heard = LogReader(job, show), time.monotonic(), time.monotonic()
-    found = heard
-    while True:
-        try:
-            info = job.info()
-            log.read()
-            heard = time.monotonic()
-        except Unreachable as silence:
-            if time.monotonic() - heard > silence_s:
-                raise Failure(f"{silence} for {silence_s} s; job {job.id} may still run: make stop ends it") from None
-            info = {"status": "unknown"}
-        tell(info.get("status", "gone"))
-        found = time.monotonic() if info else found
-        if time.monotonic() - found > GONE_S:
-            raise Failure(f"{job.dashboard.url}: Ray no longer knows job {job.id}; was its cluster restarted?")
-        if info.get("status") in TERMINAL:
-            log.finish()
-            return info
-        if info.get("status") == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
-            _give_up(job, pending_timeout_s, cpus)
-        time.sleep(POLL_S)
-
-
-def _give_up(job, pending_timeout_s, cpus):
-    free = job.dashboard.free()
-    job.stop()
-    raise Failure(
-        f"job {job.id} did not start within {pending_timeout_s} s (JOB_PENDING_TIMEOUT_S) and was stopped; "
-        f"it asked for {cpus:g} CPU, in use on the nodes: {free}"
-    )
-
-
-class LogReader:
-    """Gives what a log has gained since the last look, in whole lines.
-
-    It comes as it grows, by the dashboard's tail. The whole log is asked for where there is no tail (a tenth
-    of the time at most), where that has been silent for long (its connection may be dead), and at the end.
-    """
-
-    def __init__(self, job, show):
-        self.job, self.show = job, show
-        self.tail, self.due, self.heard = None, 0.0, 0.0
-        # Characters that were shown, and what came after the last whole line.
-        self.shown, self.rest = 0, ""
-
-    def read(self):
-        """Show what has come. Raises Unreachable."""
-        if self.tail:
-            self._take_tail()
-        elif time.monotonic() >= self.due:
-            began = self.heard = time.monotonic()
-            self._take_whole(self.job.logs())
-            if tail := LogTail.open(self.job.dashboard.url, f"{self.job.path}/logs/tail", self.shown):
-                self.tail, self.rest = tail, ""
-            self.due = time.monotonic() + 9 * (time.monotonic() - began)
-
-    def _take_tail(self):
-        if text := self.tail.read():
-            self.heard = time.monotonic()
-            self.rest += text
-            self._show(self.rest.rfind("\n") + 1)
-        if self.tail.ended or time.monotonic() > self.heard + QUIET_S:
-            self.tail.close()
-            self.tail, self.rest = None, ""
-
-    def finish(self):
-        """Show the rest of the log of a job that is over, as far as the dashboard tells it."""
-        if self.tail:
-            self.tail.close()
-        with suppress(Unreachable):
-            self._take_whole(self.job.logs())
-        self._show(len(self.rest))
-
-    def _take_whole(self, text):
-        self.rest = text[self.shown :]
-        self._show(self.rest.rfind("\n") + 1)
-
-    def _show(self, end):
-        if end:
-            self.show(self.rest[:end])
-            self.shown, self.rest = self.shown + end, self.rest[end:]

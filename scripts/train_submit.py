@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import cluster
+import ray_follow
 import ray_jobs
 import rows
 import session_client
@@ -161,7 +162,7 @@ class Run:
             reader = self.submit(cpus)
             watch = train_watch.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
             limit = self.settings.JOB_PENDING_TIMEOUT_S
-            info = ray_jobs.follow(self.job, limit, cpus, watch.show, watch.tell, SILENCE_S)
+            info = ray_follow.follow(self.job, limit, cpus, watch.show, watch.tell, SILENCE_S)
         except Interrupted as interruption:
             terminal.clear_line()
             self.job.stop_and_tell()

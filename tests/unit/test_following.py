@@ -6,6 +6,7 @@ import threading
 import pytest
 from aiohttp import web
 
+import ray_follow
 import ray_jobs
 from log_tail import LogTail
 from scripted_dashboard import ScriptedDashboard
@@ -65,7 +66,7 @@ def server():
 
 
 def reader_of(server, shown):
-    return ray_jobs.LogReader(ray_jobs.Job(ray_jobs.Dashboard(server.url), None, "a"), shown.append)
+    return ray_follow.LogReader(ray_jobs.Job(ray_jobs.Dashboard(server.url), None, "a"), shown.append)
 
 
 def read_until(reader, shown, text, tries=500):
@@ -95,7 +96,7 @@ def test_a_log_comes_by_the_tail_in_whole_lines_each_once(server):
 
 
 def test_a_tail_that_says_nothing_is_not_trusted_for_long(server, monkeypatch):
-    monkeypatch.setattr(ray_jobs, "QUIET_S", 0.05)
+    monkeypatch.setattr(ray_follow, "QUIET_S", 0.05)
     shown = []
     reader = reader_of(server, shown)
     server.sent = ["one\n"]
@@ -131,7 +132,7 @@ def opened(dashboard, tmp_path, status="RUNNING"):
 
 
 def followed(job, told, **options):
-    return ray_jobs.follow(job, 60, 1, lambda text: None, told.append, **options)
+    return ray_follow.follow(job, 60, 1, lambda text: None, told.append, **options)
 
 
 def test_an_outage_of_the_dashboard_is_waited_for(dashboard, tmp_path):
@@ -161,7 +162,7 @@ def test_a_job_is_gone_only_if_ray_goes_on_not_to_know_it(dashboard, tmp_path, m
     record = dashboard.jobs.pop(job.id)
     threading.Timer(0.3, lambda: dashboard.jobs.update({job.id: record | {"status": "FAILED"}})).start()
     assert followed(job, told)["status"] == "FAILED" and "gone" in told
-    monkeypatch.setattr(ray_jobs, "GONE_S", 0.1)
+    monkeypatch.setattr(ray_follow, "GONE_S", 0.1)
     del dashboard.jobs[job.id]
     with pytest.raises(ray_jobs.Failure, match=f"Ray no longer knows job {job.id}; was its cluster restarted?"):
         followed(job, told)
