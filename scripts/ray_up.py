@@ -22,6 +22,7 @@ import settings as variables
 import terminal
 from terminal import Failure
 
+NO_GPUS = "could not select device driver"
 OPTIONS = ("RELAX_HOST", "RELAX_IMAGE", "RELAX_ROOT", "RAY_ADDRESS")
 
 
@@ -42,7 +43,8 @@ def check(settings):
 
 
 def _short(error):
-    return " ".join(str(error).split())[:200]
+    """The engine's own words, without the address they came from."""
+    return " ".join(str(getattr(error, "explanation", None) or error).split())[:200]
 
 
 def existing(client):
@@ -90,7 +92,8 @@ def main():
             with terminal.stage("trainer's container"):
                 start(client, settings)
     except DockerException as error:
-        raise Failure(f"Docker: {_short(error)}") from None
+        cure = "; has this machine GPUs, and the NVIDIA container toolkit?" if NO_GPUS in str(error) else ""
+        raise Failure(f"Docker: {_short(error)}{cure}") from None
     terminal.say(f"Trainer's Ray ready: make train RAY_ADDRESS={settings.RELAX_HOST}:{ray_container.RAY_PORT}")
 
 

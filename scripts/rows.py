@@ -15,6 +15,7 @@ from pathlib import Path
 from terminal import Failure
 
 WRAPPER = "responses_create_params"
+FILE_PREFIX = "workplace_assistant_"
 # Where the converter puts what it takes out of the wrapper: metadata key -> key in the wrapper.
 MOVED = {"tools": "tools", "parallel_tool_calls": "parallel_tool_calls", "developer_message": "instructions"}
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -54,10 +55,17 @@ def read_numbered(path, limit=0):
                 if limit and len(rows) == limit:
                     break
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make data` writes the rows of a SPLIT") from None
+        raise Failure(f"{path}: {error.strerror}; {_cure(path)}") from None
     if not rows:
-        raise Failure(f"{path}: holds no rows; `make data` writes the rows of a SPLIT")
+        raise Failure(f"{path}: holds no rows; {_cure(path)}")
     return rows
+
+
+def _cure(path):
+    split = path.stem.removeprefix(FILE_PREFIX)
+    if split in ("example", "train", "validation"):
+        return f"make data SPLIT={split}"
+    return "`make data` writes the rows of a SPLIT"
 
 
 def _read_line(line, place):

@@ -62,7 +62,7 @@ class Smoke:
     """One run: its stages in order and what became of them."""
 
     def __init__(self, settings):
-        self.settings, self.started = settings, time.time()
+        self.settings, self.earlier = settings, runs.rehearsals(settings)
         self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
         self.here = any(local.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
         self.child, self.signalled = None, None
@@ -132,7 +132,7 @@ class Smoke:
         return f"{len(rows.read_rows(path, self.settings.LIMIT))} rows"
 
     def dump(self):
-        return runs.newest_dump(self.settings, self.started)
+        return runs.newest_dump(self.settings, self.earlier)
 
     def trial(self):
         # Over loopback, from which a loopback callback is allowed, whatever GYM_HOST is.

@@ -121,7 +121,7 @@ class Submission:
     def stop_left_behind(self):
         for job in ray_jobs.open_jobs(self.settings.RUN_DIR):
             if job.id not in self.earlier:
-                terminal.say(f"interrupted; job {job.id} is {job.stop() or 'unknown to Ray'}")
+                job.stop_and_tell()
                 job.close()
 
 

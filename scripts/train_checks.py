@@ -59,14 +59,19 @@ class Plan:
 
     def rows(self):
         path = train_plan.rows_path(self.settings)
-        count = len(rows.read_rows(path, self.settings.LIMIT))
+        try:
+            count = len(rows.read_rows(path, self.settings.LIMIT))
+        except Failure:
+            # The budgets are worth a look without the rows, too.
+            count = self.settings.LIMIT or self.settings.NEMO_GYM_ROLLOUT_BATCH_SIZE
+            self.task = train_plan.Task(self.settings, path, count)
+            self.note("rows", f"not read; the figures below are for {count} of them")
+            raise
         self.task = train_plan.Task(self.settings, path, count)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.note("rows", f"{count} of {path}, sha256 {digest[:16]}")
 
     def budgets(self):
-        if self.task is None:
-            return
         source = self.settings.TRAIN_ARGUMENTS
         known = train_plan.values(self.settings, self.task)
         self.arguments = train_plan.read_arguments(source, known, bool(self.settings.TRAIN_PROJECT))

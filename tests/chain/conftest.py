@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items):
         if here in item.path.parents:
             item.add_marker(pytest.mark.chain)
             # The first test's time holds the start of the graph, which a busy machine draws out.
-            item.add_marker(pytest.mark.timeout(480))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(480))
     items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
 
 

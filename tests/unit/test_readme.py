@@ -1,6 +1,6 @@
-"""The README is true: its targets exist, its variables and defaults are those of env.example.
+"""The README is true: its targets exist, its variables and defaults are those of env.example, its plan is printed.
 
-`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes the table anew.
+`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes table and plan anew.
 """
 
 import re
@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import doctor  # noqa: E402 - this file runs alone too
+import sample_plan  # noqa: E402
 import settings  # noqa: E402
 from checks.case import Finding  # noqa: E402
 
@@ -38,21 +39,25 @@ def check_table():
     return "\n" + "\n".join(lines) + "\n\n"
 
 
-TABLES = {"variables": variable_table, "checks": check_table}
+def plan():
+    return f"```text\n{sample_plan.printed()}```\n"
 
 
-def with_tables(text):
-    for name, table in TABLES.items():
+PARTS = {"variables": variable_table, "checks": check_table, "plan": plan}
+
+
+def with_parts(text):
+    for name, part in PARTS.items():
         before, _, rest = text.partition(f"<!-- {name}:")
         end = f"<!-- /{name} -->"
-        text = f"{before}<!-- {name}: {WRITTEN}{table()}{end}{rest.partition(end)[2]}"
+        text = f"{before}<!-- {name}: {WRITTEN}{part()}{end}{rest.partition(end)[2]}"
     return text
 
 
-def test_variables_and_checks_are_those_of_the_code():
+def test_variables_checks_and_plan_are_those_of_the_code():
     text = README.read_text()
-    assert all(f"<!-- {name}: {WRITTEN}" in text for name in TABLES)
-    assert text == with_tables(text), "run: .venv/bin/python tests/unit/test_readme.py"
+    assert all(f"<!-- {name}: {WRITTEN}" in text for name in PARTS)
+    assert text == with_parts(text), "run: .venv/bin/python tests/unit/test_readme.py"
 
 
 def test_the_sample_of_the_doctor_is_as_it_speaks():
@@ -89,4 +94,8 @@ def test_every_file_it_names_exists():
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+<<<<<<< HEAD
+    README.write_text(with_parts(README.read_text()))
+=======
+    README.write_text(with_plan(with_table(README.read_text())))
+>>>>>>> h-train

@@ -51,8 +51,7 @@ def dashboard():
         yield server
 
 
-@pytest.fixture
-def place(tmp_path, gateways, dashboard):
+def make_place(folder, rows=3):
     """Everything a plan needs, in a folder."""
     row = {
         "id": 1,
@@ -61,12 +60,17 @@ def place(tmp_path, gateways, dashboard):
         "ground_truth": [],
         "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
     }
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
-    shutil.copytree(STANDIN, tmp_path / "relax")
-    model = tmp_path / "models" / "Qwen3-4B"
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    shutil.copytree(STANDIN, folder / "relax")
+    model = folder / "models" / "Qwen3-4B"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
+
+
+@pytest.fixture
+def place(tmp_path):
+    make_place(tmp_path)
     return tmp_path
 
 
@@ -188,6 +192,38 @@ def test_gpus_of_a_job_that_just_ended_are_waited_for(place, gateways, dashboard
     threading.Timer(4, lambda: dashboard.gpus.update(worker="0.0/8.0 GPU")).start()
     done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
     assert done.returncode == 0 and "8 asked, 8 free" in done.stdout, done.stderr
+
+
+# --- what the nodes tell, and the entrypoint -----------------------------------------------
+
+
+def test_what_a_node_lacks_is_named_with_the_node_and_nothing_is_submitted(place, gateways, dashboard):
+    dashboard.looked |= {"nodes": {"10.0.0.5 (h)": [], "10.0.0.6 (w)": ["/x: No such file", "/y: other contents"]}}
+    dashboard.looked |= {"trials": ["http://g: its callback networks do not cover the trainer's address"]}
+    done = train(variables(place, gateways, dashboard))
+    assert done.returncode == 1 and done.stderr.splitlines()[-3:] == [
+        "error: node 10.0.0.6 (w): /x: No such file",
+        "error: node 10.0.0.6 (w): /y: other contents",
+        "error: http://g: its callback networks do not cover the trainer's address",
+    ]
+    assert not dashboard.submitted and os.listdir(place / "exp") == []
+    assert not ray_jobs.open_jobs(place / "run")
+
+
+def test_an_entrypoint_that_is_locked_is_said(place, gateways, dashboard):
+    done = train(variables(place, gateways, dashboard, STANDIN_LOCKED="1"))
+    assert done.returncode == 1 and "the trainer's entrypoint is locked by another submission" in done.stderr
+    assert "2 looked at in" in done.stdout and not dashboard.submitted
+
+
+def test_without_rows_the_budgets_are_shown_all_the_same(place, gateways, dashboard):
+    changes = {"NEMO_GYM_SOURCE_DATA": "", "DATA_ROOT": str(place / "none"), "LIMIT": "32"}
+    done = train(variables(place, gateways, dashboard, NEMO_GYM_GLOBAL_BATCH_SIZE="3", DRY_RUN="1", **changes))
+    assert done.returncode == 1
+    assert "not read; the figures below are for 32 of them" in done.stdout
+    assert "32 of 1 rows x 4 samples, 3 samples a step; 128 samples in all" in done.stdout
+    assert "workplace_assistant_train.jsonl: No such file or directory; make data SPLIT=train" in done.stderr
+    assert "global-batch-size 3 does not divide" in done.stderr
 
 
 # --- the run script and what it leads to ---------------------------------------------------
