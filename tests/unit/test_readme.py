@@ -94,8 +94,4 @@ def test_every_file_it_names_exists():
 
 
 if __name__ == "__main__":
-<<<<<<< HEAD
     README.write_text(with_parts(README.read_text()))
-=======
-    README.write_text(with_plan(with_table(README.read_text())))
->>>>>>> h-train
