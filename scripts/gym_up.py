@@ -37,7 +37,9 @@ GRAPH_VARIABLES = (
 POLL_S = 0.5
 # From GYM_BASE_PORT on, as env.example has it.
 PORTS_TAKEN = 200
-GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
+GRAPH_CODE = (
+    "gateway/*.py", "supervise.py", "head_server.py", "local.py", "settings.py", "rows.py", "requirements.txt",
+)  # fmt: skip
 
 
 def graph_code():
@@ -77,8 +79,8 @@ class LocalGraph:
         self.settings, self.supervisor = settings, None
 
     def runs(self, fingerprint):
-        """Whether a graph of ours runs; which one, only its Gateway can say."""
-        return bool(local.ours(self.settings, "gym"))
+        """Whether a graph of ours runs and is watched over; which one, only its Gateway can say."""
+        return any("supervise.py" in process.command for process in local.ours(self.settings, "gym"))
 
     def check(self):
         """What must hold before a start. Raises Failure."""
@@ -151,7 +153,8 @@ def put_logs_aside(settings):
 
 def graph_logs(settings):
     """Logs of the graph's own parts; those of jobs and of the rehearsal's Ray lie beside them."""
-    names = ("supervisor", "ray-gym", "policy_model", "workplace_assistant", "workplace_assistant_simple_agent")
+    servers = ("head_server", "policy_model", "workplace_assistant", "workplace_assistant_simple_agent")
+    names = ("supervisor", "ray-gym", *servers)
     return [path for name in names if (path := settings.RUN_DIR / "logs" / f"{name}.log").exists()]
 
 

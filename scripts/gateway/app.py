@@ -28,7 +28,7 @@ from gateway import surface
 from gateway.environment import Environment
 from gateway.model_calls import ModelCalls
 from gateway.protocol import PROTOCOL, Registry
-from gateway.store import Store
+from gateway.store import Store, Unreadable
 from gateway.trials import Trials
 
 BACKLOG = 2048
@@ -172,7 +172,10 @@ def graph_urls(config):
 def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio.run(Gateway(variables.load(), *graph_urls(config)).run())
+    try:
+        asyncio.run(Gateway(variables.load(), *graph_urls(config)).run())
+    except Unreadable as fault:
+        raise SystemExit(f"Error: {fault}; what it holds would be lost: move it away, then start again") from None
 
 
 if __name__ == "__main__":
