@@ -31,6 +31,7 @@ case $name in
         fi
         ;;
     train | accept) if trains_here; then python=python3; else "$root/scripts/setup.sh"; fi ;;
+    abuse) "$root/scripts/setup.sh" test ;;
     *) "$root/scripts/setup.sh" ;;
 esac
 

@@ -25,6 +25,7 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
+from gateway.connections import Connection, refuse_two_lengths
 from gateway.environment import Environment
 from gateway.model_calls import ModelCalls
 from gateway.protocol import PROTOCOL, Registry
@@ -98,11 +99,12 @@ class Gateway:
             at_callbacks = scope["type"] == "http" and scope["server"][1] == callback_port
             await (callbacks if at_callbacks else public)(scope, receive, send)
 
-        return application
+        return refuse_two_lengths(application, surface.refusal)
 
     def uvicorn_config(self, application):
         return uvicorn.Config(
             application,
+            http=Connection,
             access_log=False,
             log_level="warning",
             proxy_headers=False,

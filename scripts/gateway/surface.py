@@ -34,12 +34,17 @@ class Json(Response):
         return orjson.dumps(content)
 
 
+def refusal(error):
+    """The response of an ApiError."""
+    return Json(error.body(), error.status, error.headers)
+
+
 def with_errors(app):
     """Give an application its one error shape."""
 
     @app.exception_handler(ApiError)
     async def api_error(request, error):
-        return Json(error.body(), error.status, error.headers)
+        return refusal(error)
 
     @app.exception_handler(StarletteHTTPException)
     @app.exception_handler(HTTPException)
@@ -128,26 +133,11 @@ class Guard:
         await answer(scope, receive, send)
 
 
-class Framing:
-    """ASGI middleware: no request whose length is told in two ways, of which a proxy may believe the other one."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        answer = self.app
-        if scope["type"] == "http" and {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
-            error = ApiError(400, "ambiguous_length", "Content-Length and Transfer-Encoding exclude one another")
-            answer = Json(error.body(), 400, {"Connection": "close"})
-        await answer(scope, receive, send)
-
-
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
     app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
     if settings.GATEWAY_TOKEN:
         app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
-    app.add_middleware(Framing)
     schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
 
     @app.post("/v1/trials", status_code=202, openapi_extra=schema)
