@@ -26,6 +26,10 @@ from session_client import request_id
 # Clients give up this much after the deadline at the latest.
 CLIENT_GRACE_S = 45
 LEASE_S = 9
+# An answer of the policy takes so long: a trial lasts some seconds, so that a fault finds many of them.
+PACE_S = 0.8
+# A Gateway that could not save an end tries again every 10 s.
+SAVED_WITHIN_S = 25
 
 
 @dataclass
@@ -64,7 +68,7 @@ class Policy:
         beside.write_text(text)
         os.replace(beside, self.folder / name)
 
-    def tell(self, mode, pace_s=0.3):
+    def tell(self, mode, pace_s=PACE_S):
         self._write("mode", f"{mode} {pace_s}")
 
     def serve(self, tasks):
@@ -207,7 +211,16 @@ class Load:
         return answer.json() if answer.status_code == 200 else None
 
     def _stored(self):
-        """{request id: (created, ended, rollout id)} as the store has it."""
+        """{request id: (created, ended, rollout id)} as the store has it, once it has every end."""
+        ids, patience = {client.request_id for client in self.clients}, time.monotonic() + SAVED_WITHIN_S
+        while True:
+            found = self._stored_now()
+            unsaved = [request_id for request_id in ids & found.keys() if found[request_id][1] is None]
+            if not unsaved or time.monotonic() > patience:
+                return found
+            time.sleep(0.5)
+
+    def _stored_now(self):
         with contextlib.closing(sqlite3.connect(self.graph.run_dir / "trials.sqlite")) as store:
             found = store.execute("SELECT request_id, created, ended, rollout_id FROM trials").fetchall()
         return {request_id: rest for request_id, *rest in found}

@@ -26,13 +26,17 @@ PROBE_DEADLINE_S = 60
 
 
 class Watch:
-    """Samples the parts of the graph in a thread of its own: since when all of them answer."""
+    """Samples the parts of the graph in a thread of its own: since when all of them answer (None: they do not)."""
 
     def __init__(self, graph):
         self.graph, self.ended = graph, threading.Event()
-        self.healthy_since, self.was_down = time.monotonic(), False
         self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.begin()
         self.thread.start()
+
+    def begin(self):
+        """Forget what was seen so far."""
+        self.healthy_since, self.was_down = None, False
 
     def _watch(self):
         while not self.ended.wait(SAMPLE_S):
@@ -53,7 +57,7 @@ class Watch:
 def all_answer(graph):
     """Whether the Gateway is ready, the head server answers, and something listens for Ray."""
     settings = graph.settings
-    head = local.get(f"{settings.local_url('head')}/server_instances", 1)[0] == 200
+    head = local.get(f"{settings.local_url('head')}/server_instances", 3)[0] == 200
     return head and local.connects(settings.GYM_RAY_PORT) and graph.health()[0] == 200
 
 
@@ -66,9 +70,11 @@ def suffer(fault, graph, policy, folder, task_rows, trials, observed=None, seeds
     try:
         load.start()
         load.under_way(max(1, trials // UNDER_WAY))
+        hit = graph.health()[1].get("active_trials", 0)
+        watch.begin()
         undone = inject(fault, site)
         load.wait()
-        broken = wait_back(graph, watch)
+        broken = wait_back(graph, watch) + ([] if hit else ["no trial was under way when the fault came"])
         found = load.evidence(seeds())
     finally:
         watch.end()
@@ -81,6 +87,7 @@ def suffer(fault, graph, policy, folder, task_rows, trials, observed=None, seeds
         "name": fault.name,
         "what": fault.what,
         "trials": len(found),
+        "hit": hit,
         "ended": counted(found),
         "exits": exits(found),
         "words": last_words(found),
