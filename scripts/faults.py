@@ -49,7 +49,13 @@ class Bench:
         self.rows = rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")
         self.policy = Policy(free_block() + POLICY_OFFSET, folder / "policy")
         hook = observed_server.hook(self.observed)
-        self.graph = Graph(self.run_dir, self.rows[0], WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY), **hook)
+        self.graph = Graph(
+            self.run_dir,
+            self.rows[0],
+            WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY),
+            GYM_START_TIMEOUT_S="600",
+            **hook,
+        )
 
     def up(self):
         result = run_script("gym_up.py", self.graph.env)
