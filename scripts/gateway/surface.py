@@ -17,7 +17,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from gateway.protocol import ROLLOUT_KEY, ApiError, CreatePayload, parse_json, unfit
+from gateway.openapi import document
+from gateway.protocol import ROLLOUT_KEY, ApiError, parse_json, unfit
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
@@ -135,12 +136,16 @@ class Guard:
 
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
-    app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
+    app = with_errors(FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False))
     if settings.GATEWAY_TOKEN:
         app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
-    schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
+    described = document(bool(settings.GATEWAY_TOKEN))
 
-    @app.post("/v1/trials", status_code=202, openapi_extra=schema)
+    @app.get("/openapi.json")
+    async def openapi():
+        return Json(described)
+
+    @app.post("/v1/trials", status_code=202)
     async def create(request: Request):
         payload = parse_json(await read_body(request, settings.GATEWAY_MAX_BODY_BYTES))
         return Json(await trials.create(registry.request(payload, from_loopback(request))), 202)
