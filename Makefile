@@ -92,6 +92,14 @@ test: ## Run all tests
 bench: ## Measure the environment, patched and unpatched in turns
 	@scripts/run.sh bench
 
+.PHONY: faults
+faults: ## Inject every fault while trials run, and tell what comes back and what users see
+	@scripts/run.sh faults
+
+.PHONY: abuse
+abuse: ## Attack a graph of its own with hostile and excessive clients
+	@scripts/run.sh abuse
+
 .PHONY: lint
 lint: ## Check the form of every file
 	@tests/lint.sh

@@ -40,7 +40,8 @@ POLL_S = 0.5
 # From GYM_BASE_PORT on, as env.example has it.
 PORTS_TAKEN = 200
 GRAPH_CODE = (
-    "gateway/*.py", "gateway_client.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt",
+    "gateway/*.py", "gateway_client.py", "supervise.py", "head_server.py", "local.py", "settings.py", "rows.py",
+    "requirements.txt",
 )  # fmt: skip
 
 
@@ -90,8 +91,8 @@ class LocalGraph:
         self.settings, self.supervisor = settings, None
 
     def runs(self, fingerprint):
-        """Whether a graph of ours runs; which one, only its Gateway can say."""
-        return bool(local.ours(self.settings, "gym"))
+        """Whether a graph of ours runs and is watched over; which one, only its Gateway can say."""
+        return any("supervise.py" in process.command for process in local.ours(self.settings, "gym"))
 
     def check(self):
         """What must hold before a start. Raises Failure."""
@@ -176,7 +177,7 @@ def put_logs_aside(settings):
 
 def graph_logs(settings):
     """Logs of the graph's own parts; those of jobs and of the rehearsal's Ray lie beside them."""
-    names = ("supervisor", "ray-gym", "policy_model", "workplace_assistant*")
+    names = ("supervisor", "ray-gym", "head_server", "policy_model", "workplace_assistant*")
     return [path for name in names for path in sorted((settings.RUN_DIR / "logs").glob(f"{name}.log"))]
 
 

@@ -8,6 +8,7 @@ Ports are bound-tested before a start, and a holder is named. Linux only: it rea
 """
 
 import fcntl
+import ipaddress
 import os
 import resource
 import shutil
@@ -219,8 +220,12 @@ def listener(inodes):
 def beyond_loopback(group, allowed=()):
     """Listening sockets of the processes in `group` that other machines could reach: [(address, port)]."""
     inodes = set().union(*(sockets_of(process) for process in group)) if group else set()
-    local = ("127.", "::1", "::ffff:127.")
-    return [(a, p) for a, p, inode in listening() if inode in inodes and not a.startswith(local) and p not in allowed]
+    return [(a, p) for a, p, inode in listening() if inode in inodes and not _is_loopback(a) and p not in allowed]
+
+
+def _is_loopback(text):
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def refuse_ephemeral(port, variable):
@@ -400,13 +405,21 @@ class PrivateRay:
         deadline = time.monotonic() + self.settings.GYM_START_TIMEOUT_S
         while not (self._says_started() and self.answers()):
             if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
-                end(ours(self.settings, self.role))
+                self._end_spawned()
                 raise Failure(f"the {self.role} Ray did not start; the end of {self.log}:\n{tail(self.log)}")
             detail(f"waiting for Ray on {self.address}")
             time.sleep(0.2)
-        if self.process and (exposed := beyond_loopback(ours(self.settings, self.role))):
-            end(ours(self.settings, self.role))
+        everyone, gateway = ours(self.settings, self.role), self.settings.port("gateway")
+        if exposed := beyond_loopback(everyone, allowed={gateway}):
+            self._end_spawned()
             raise Failure(f"the {self.role} Ray listens on {exposed[0][0]}:{exposed[0][1]}, not on loopback alone")
+
+    def _spawned(self):
+        """What belongs to the Ray spawned here; the graph's servers have its role too."""
+        return [p for p in ours(self.settings, self.role) if p.session == self.process.pid]
+
+    def _end_spawned(self):
+        end(self._spawned())
 
     def clear(self):
         """Remove the temporary folder of an ended Ray."""

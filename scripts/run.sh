@@ -45,6 +45,7 @@ case $name in
         ;;
     doctor) [[ -x $python ]] || python=$(any_python) ;;
     train | accept) if trains_here; then python=python3; else "$root/scripts/setup.sh"; fi ;;
+    abuse) "$root/scripts/setup.sh" test ;;
     *) "$root/scripts/setup.sh" ;;
 esac
 

@@ -28,10 +28,11 @@ import local
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
+from gateway.connections import Connection, refuse_two_lengths
 from gateway.environment import Environment, Pair
 from gateway.model_calls import ModelCalls
 from gateway.protocol import PROTOCOL, VERSION, Registry
-from gateway.store import Store
+from gateway.store import Store, Unreadable
 from gateway.trials import Trials
 
 BACKLOG = 2048
@@ -99,11 +100,12 @@ class Gateway:
             at_callbacks = scope["type"] == "http" and scope["server"][1] == callback_port
             await (callbacks if at_callbacks else public)(scope, receive, send)
 
-        return application
+        return refuse_two_lengths(application, surface.refusal)
 
     def uvicorn_config(self, application):
         return uvicorn.Config(
             application,
+            http=Connection,
             access_log=False,
             log_level="warning",
             proxy_headers=False,
@@ -176,7 +178,10 @@ def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     local.allow_many_files()
-    asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
+    try:
+        asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
+    except Unreadable as fault:
+        raise SystemExit(f"Error: {fault}; what it holds would be lost: move it away, then start again") from None
 
 
 if __name__ == "__main__":

@@ -28,17 +28,37 @@ CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
 
 
+class Unreadable(Exception):
+    """The file is damaged or something else. It is left as it is: the results in it are somebody's."""
+
+
+def keep_private(path):
+    """Make the file before SQLite does, and close one that was open to others; at no moment they can read it."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        if os.path.exists(name):
+            os.chmod(name, 0o600)
+
+
 class Store:
-    """Trials by request id. `ended` and `created` are seconds since the epoch."""
+    """Trials by request id. `ended` and `created` are seconds since the epoch. Raises Unreadable."""
 
     def __init__(self, path):
-        # Before SQLite makes it, so that at no moment anybody else can read it.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        keep_private(path)
         self._thread = ThreadPoolExecutor(1, "store")
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise Unreadable(f"{path} is no trial store that can be used: {error}") from None
+
+    def _open(self):
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA foreign_keys=ON")
+        if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(found)
         self._db.executescript(SCHEMA)
         self.salt = self._salt()
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.openapi import document
 from gateway.protocol import ROLLOUT_KEY, ApiError, parse_json, unfit
 from gateway_client import read_token
 
@@ -35,6 +36,11 @@ class Json(Response):
         return orjson.dumps(content)
 
 
+def refusal(error):
+    """The response of an ApiError."""
+    return Json(error.body(), error.status, error.headers)
+
+
 def application(*routes):
     """An application of routes (method, path, handler) with the one error shape."""
     handlers = {ApiError: api_error, HTTPException: http_error, Exception: internal_error}
@@ -45,7 +51,7 @@ def application(*routes):
 
 
 async def api_error(request, error):
-    return Json(error.body(), error.status, error.headers)
+    return refusal(error)
 
 
 async def http_error(request, error):
@@ -128,6 +134,11 @@ class Guard:
 
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
+    token = read_token(settings)
+    described = document(bool(token))
+
+    async def openapi(request):
+        return Json(described)
 
     async def create(request):
         payload = parse_json(await read_body(request, settings.GATEWAY_MAX_BODY_BYTES))
@@ -173,8 +184,9 @@ def public(settings, trials, registry, health):
         ("GET", "/healthz", healthz),
         ("GET", "/readyz", readyz),
         ("GET", "/metrics", metrics),
+        ("GET", "/openapi.json", openapi),
     )
-    if token := read_token(settings):
+    if token:
         app.add_middleware(Guard, token=token)
     return app
 

@@ -30,11 +30,11 @@ RETRY_AFTER_S = 2
 class Live:
     """A trial that has not ended: its state, what it runs, and the event that wakes its task."""
 
-    def __init__(self, request, now):
-        self.request, self.created = request, time.time()
+    def __init__(self, request, now, created):
+        self.request, self.created = request, created
         self.trial = Trial(request.request_id, now, request.deadline_s, request.lease_s)
         self.rollout_id = secrets.token_hex(16)
-        self.settled, self.ended = asyncio.Event(), asyncio.Event()
+        self.stored, self.settled, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
         self.prompt_items, self.history = None, None
@@ -77,6 +77,7 @@ class Trials:
         self.settings, self.store, self.model_calls = settings, store, model_calls
         self.environment = None  # set by `start`: each knows the other
         self.clock = clock or asyncio.get_running_loop().time
+        self._epoch = time.time() - self.clock()
         self.live, self._by_rollout, self._tasks = {}, {}, set()
         self._slots = asyncio.Semaphore(settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY)
         self.metrics = Metrics()
@@ -89,7 +90,7 @@ class Trials:
         self.environment = environment
         for request_id, rollout_id in await self.store.unfinished():
             snapshot = self._interrupted(request_id)
-            await self.store.finish(request_id, snapshot, time.time())
+            await self.store.finish(request_id, snapshot, self.wall())
             for pair in environment.pairs:  # which one ran it went with the former Gateway
                 self._spawn(self._clean_orphan(pair, rollout_id))
         self.ended_count = await self.store.count()
@@ -131,7 +132,7 @@ class Trials:
             raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
         if len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT:
             raise ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": str(RETRY_AFTER_S)})
-        live = Live(request, self.clock())
+        live = Live(request, self.clock(), self.wall())
         self.live[request.request_id] = live
         try:
             await self.store.insert(request.request_id, request.digest, live.rollout_id, live.created)
@@ -141,12 +142,17 @@ class Trials:
             if isinstance(error, sqlite3.IntegrityError):  # ended between the look and the insert
                 return await self._known(request)
             raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
+        finally:
+            live.stored.set()
         self._by_rollout[live.rollout_id] = live
         self._spawn(self._own(live))
         return live.trial.snapshot()
 
     async def _known(self, request):
         if live := self.live.get(request.request_id):
+            await live.stored.wait()
+            if live is not self.live.get(request.request_id):  # the store refused it, or it has ended
+                return await self._known(request)
             digest, snapshot = live.request.digest, live.trial.snapshot()
         elif (found := await self._find(request.request_id)) is None:
             # A twin may have been admitted while the store was asked.
@@ -237,7 +243,7 @@ class Trials:
         live.place(await self.environment.choose())
         if not live.trial.start():
             return aborted()
-        self.metrics.started(time.time() - live.created)
+        self.metrics.started(self.wall() - live.created)
         while True:
             try:
                 return await live.pair.run(live.rollout_id, live.request.run_request)
@@ -273,7 +279,7 @@ class Trials:
         trial.artifact_ref = f"/v1/trials/{trial.request_id}/trajectory" if trajectory else None
         if trial.outcome.reward is not None:
             trial.outcome.metrics.update(live.counts())
-        snapshot, ended = trial.snapshot(), time.time()
+        snapshot, ended = trial.snapshot(), self.wall()
         self._unsaved[live.request.request_id] = (snapshot, ended, trajectory)
         await self._save(live.request.request_id)
         self.ended_count += 1
@@ -339,6 +345,10 @@ class Trials:
 
     # --- time ------------------------------------------------------------------------------
 
+    def wall(self):
+        """Seconds since the epoch; the machine's clock may jump, and must not age a result out of the store."""
+        return self._epoch + self.clock()
+
     async def _janitor(self):
         """Ends what is due, drops what is old, saves what could not be saved."""
         next_purge = 0
@@ -357,7 +367,7 @@ class Trials:
             await self._save(request_id)
         try:
             # In two steps: trials end while the store works.
-            dropped = await self.store.drop_before(time.time() - self.settings.GATEWAY_RETENTION_S)
+            dropped = await self.store.drop_before(self.wall() - self.settings.GATEWAY_RETENTION_S)
             self.ended_count -= dropped
         except sqlite3.Error:
             return  # a full disk now; the next round tries again

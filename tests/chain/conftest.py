@@ -29,6 +29,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests measured (`record_property("said", line)`)."""
+    for report in terminalreporter.getreports("passed"):
+        for name, line in report.user_properties:
+            if name == "said" and report.when == "call":
+                terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def example_rows():
     return rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")

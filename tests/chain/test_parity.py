@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import apply_patches
-from graph import SHARED_DATA
 from model_api import function_call, message
 from rows import read_rows
+from settings import ROOT
 
 HERE = Path(__file__).parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
 # Episodes of the shipped rows: five for each, and one of odd calls.
 EXAMPLES = 26
 ODD_CALLS = [

@@ -282,6 +282,19 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     assert {(address, number) for address, number, _ in local.listening()} >= set(ports.items())
 
 
+@pytest.mark.parametrize(
+    ("address", "reachable"),
+    [
+        ("::1", False), ("127.0.0.1", False), ("127.8.0.1", False), ("::ffff:127.0.0.1", False), ("::", True),
+        ("::1234", True), ("::1:2:3", True), ("::ffff:10.0.0.1", True), ("1270::1", True), ("10.0.0.1", True),
+    ],
+)  # fmt: skip
+def test_an_address_that_only_begins_like_loopback_is_not(monkeypatch, address, reachable):
+    monkeypatch.setattr(local, "listening", lambda: [(address, 80, "7")])
+    monkeypatch.setattr(local, "sockets_of", lambda process: {"7"})
+    assert local.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
+
+
 def _ipv6():
     with socket.socket(socket.AF_INET6) as probe:
         try:

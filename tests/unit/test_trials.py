@@ -806,3 +806,36 @@ def test_thousands_of_mixed_endings_leak_no_slot_no_task_and_no_secret(bench, tm
     bench(work, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=8, GATEWAY_QUEUE_LIMIT=1000)
     for file in tmp_path.glob("trials.sqlite*"):
         assert SECRET.encode() not in file.read_bytes()
+
+
+def test_a_twin_of_a_create_that_the_store_refuses_is_not_told_that_it_was_taken(bench):
+    async def work(made):
+        heal = made.break_store("insert")
+        twins = await asyncio.gather(made.create(1), made.create(1), made.create(1), return_exceptions=True)
+        assert [(type(answer), answer.status) for answer in twins] == [(ApiError, 503)] * 3
+        heal()
+        assert (await made.create(1))["status"] == "queued"
+        await made.until(1)
+        assert made.environment.runs == [1]
+
+    bench(work)
+
+
+@pytest.mark.parametrize("hours", [3, -3])
+def test_a_jump_of_the_wall_clock_drops_no_result_and_ends_no_trial(bench, monkeypatch, hours):
+    true_time = time.time
+
+    async def work(made):
+        await made.create(1)
+        ended = await made.until(1)
+        await made.create(2, hang)
+        monkeypatch.setattr(time, "time", lambda: true_time() + hours * 3600)
+        await made.trials._purge()
+        assert await made.trials.show("relax-1") == ended
+        assert (await made.until(2, "running"))["status"] == "running"
+        await made.trials.abort("relax-2")
+        await made.until(2)
+        await made.trials._purge()
+        assert (await made.trials.show("relax-2"))["status"] == "aborted"
+
+    bench(work)

@@ -1,4 +1,8 @@
-"""The graph under test: started by gym_up.py in a run folder and on ports of its own, asked over HTTP."""
+"""A graph of one's own, for tests and the fault matrix: in a run folder and on ports that nobody else has.
+
+Started by gym_up.py and asked over HTTP. It belongs to whoever made it, who ends it; a user's own graph
+is never touched. What does not hold is an AssertionError: its callers judge with it.
+"""
 
 import copy
 import os
@@ -16,7 +20,6 @@ import local
 import settings as variables
 
 SCRIPTS = variables.ROOT / "scripts"
-SHARED_DATA = variables.ROOT.parent / "shared" / "data"
 # Every session id and key of these tests begins with it, so that one search finds what leaked.
 SECRET_PREFIX = "never-show-me-"
 ENDED = ("completed", "truncated", "aborted", "failed")
