@@ -34,7 +34,11 @@ class Command:
 
     def start(self, endpoint, **changes):
         ours = {"MODEL_URL": endpoint.url, "MODEL_API_KEY": self.key, "DATA_ROOT": str(self.folder), "EVAL_NAME": "it"}
-        ours |= {"NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl"), "EVAL_CONCURRENCY": "6"}
+        ours |= {
+            "NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl"),
+            "EVAL_CONCURRENCY": "6",
+            "EVAL_PREFLIGHT": "8",
+        }
         return subprocess.Popen(
             [sys.executable, str(SCRIPTS / "eval.py")],
             env=self.graph.env | ours | changes,
@@ -69,7 +73,7 @@ def command(graph, tmp_path, some_rows):
 
 
 def test_right_and_idle_stand_at_the_top_and_at_the_floor(command):
-    status, said, always = command.evaluate(right, REPEATS="2", WIRE="chat")
+    status, said, always = command.evaluate(right, REPEATS="2", WIRE="chat", EVAL_PREFLIGHT="64")
     assert status == 0, said
     metrics = always["metrics"]
     assert metrics["pass_rate"]["value"] == 1.0 and metrics["samples"] == 2 * len(command.rows), said
@@ -117,7 +121,7 @@ def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
         return right(asked)
 
     with ScriptedEndpoint(command.rows, slow) as endpoint:
-        status, said = command.run(endpoint, NEMO_GYM_DEADLINE_S="4", EVAL_PREFLIGHT="2")
+        status, said = command.run(endpoint, NEMO_GYM_DEADLINE_S="4")
     found, result = eval_files.read(command.path()), command.result()
     assert status == 1 and "without a reward: 1 samples: deadline_exceeded" in said, said
     assert [item["row"] for item in found.failures] == [0] and found.failures[0]["status"] == "truncated"
@@ -130,7 +134,7 @@ def test_killed_and_started_again_it_ends_like_an_unbroken_run(command):
 
     expected = command.evaluate(behaviour, EVAL_NAME="unbroken")[2]
     with ScriptedEndpoint(command.rows, behaviour, delay_s=0.2) as endpoint:
-        process = command.start(endpoint, EVAL_PREFLIGHT="0", EVAL_CONCURRENCY="2")
+        process = command.start(endpoint, EVAL_CONCURRENCY="2")
         rollouts = command.path() / "rollouts.jsonl"
         while not rollouts.exists() or rollouts.read_bytes().count(b"\n") < 0.4 * len(command.rows):
             assert process.poll() is None, process.stdout.read()

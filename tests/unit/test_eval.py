@@ -235,8 +235,23 @@ def test_every_sample_holds_its_trajectory(bench):
         assert sample["output"][-1]["type"] == "message" and sample["seconds"] >= 0
 
 
+def together(endpoint, count, then=right):
+    """Behave as `then` once `count` requests were there at one moment; all before it wait for that."""
+    full = threading.Event()
+
+    def behaviour(asked):
+        if endpoint.at_once >= count:
+            full.set()
+        assert full.wait(60)
+        return then(asked)
+
+    return behaviour
+
+
 def test_a_stated_number_of_samples_runs_at_once(bench):
-    with ScriptedEndpoint(bench.rows, right, delay_s=0.05) as endpoint, PlayingGateway() as gateway:
+    with ScriptedEndpoint(bench.rows) as endpoint, PlayingGateway() as gateway:
+        crowd = together(endpoint, 3)
+        endpoint.behaviour = lambda asked: right(asked) if asked.preflight else crowd(asked)
         assert bench.run(endpoint, gateway, EVAL_CONCURRENCY="3", EVAL_PREFLIGHT="0", REPEATS="2")[0] == 0
     assert endpoint.most == 3
 
@@ -374,10 +389,11 @@ def test_an_endpoint_whose_tool_calls_do_not_parse_is_refused_with_the_cure(benc
 
 
 def test_m1_calls_that_parse_one_at_a_time_and_not_in_a_crowd_are_found_with_64_at_once(bench):
-    with ScriptedEndpoint(bench.rows, delay_s=0.3) as endpoint, PlayingGateway() as gateway:
-        endpoint.behaviour = lambda asked: as_text(asked) if endpoint.at_once > 32 else right(asked)
+    with ScriptedEndpoint(bench.rows) as endpoint, PlayingGateway() as gateway:
+        crowd = together(endpoint, 64, as_text)
+        endpoint.behaviour = lambda asked: crowd(asked) if asked.number else right(asked)
         status, _ = bench.run(endpoint, gateway, EVAL_PREFLIGHT="64", WIRE="chat")
-    assert endpoint.most == 64 and "left in the text" in status and "64 tool calls at once" in status
+    assert endpoint.most == 64 and "left in the text 64" in status and "64 tool calls at once" in status
 
 
 def test_a_share_may_be_accepted_and_the_check_left_out(bench):
