@@ -53,7 +53,7 @@ def connect():
         client = docker.from_env(timeout=FIRST_CONTACT_S)
         client.api.timeout = REQUEST_TIMEOUT_S
         return client
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, ValueError) as error:
         if "Permission denied" in str(error):
             raise Failure(
                 f"permission to use the Docker engine at {address} is denied; run: sudo usermod -aG docker $USER, "
