@@ -57,7 +57,7 @@ def connect(otherwise=""):
         client = docker.from_env(timeout=FIRST_CONTACT_S)
         client.api.timeout = REQUEST_TIMEOUT_S
         return client
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, ValueError) as error:
         if "Permission denied" in str(error):
             raise Failure(
                 f"permission to use the Docker engine at {address} is denied; run: sudo usermod -aG docker $USER, "

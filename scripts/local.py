@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from terminal import Failure
@@ -184,6 +185,8 @@ def listening():
     """All listening TCP sockets: [(address, port, inode)], addresses as text."""
     found = []
     for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        if not Path(table).exists():  # a kernel without IPv6
+            continue
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
@@ -303,8 +306,8 @@ def get(url, timeout):
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
-    except OSError as error:
-        return 0, str(error).encode()
+    except (OSError, HTTPException) as error:  # the latter where what answers speaks no HTTP
+        return 0, f"{type(error).__name__}: {error}".encode()
 
 
 # --- Ray -----------------------------------------------------------------------------------

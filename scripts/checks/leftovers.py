@@ -11,6 +11,7 @@ from pathlib import Path
 import docker_backend
 import local
 from checks.case import ok, temporary_folder, warn
+from checks.machine import own_folder
 from terminal import Failure
 
 SHOWN = 5
@@ -23,7 +24,7 @@ def processes(case):
     """Processes of run folders that are gone, and servers of ours whose supervisor is."""
     orphans = {}
     for process in local.processes():
-        folder = _mark(process)
+        folder = own_folder(process) if process.state != "Z" else None
         if folder and not Path(folder).is_dir():
             orphans.setdefault(folder, []).append(process.pid)
     found = [
@@ -34,15 +35,6 @@ def processes(case):
     if servers and not any("supervise.py" in each.command for each in servers):
         found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
     return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
-
-
-def _mark(process):
-    if process.state == "Z":
-        return None
-    try:
-        return process.variables().get(local.MARK)
-    except OSError:
-        return None
 
 
 def records(case):

@@ -207,26 +207,38 @@ def _in_container(case):
 
 
 def _named(held, variables):
+    """One Finding a holder; all processes of one graph are one holder."""
     holders = {}
     for inode, numbers in held.items():
         process = local.listener({inode})
-        holders.setdefault(process.pid if process else None, (process, []))[1].extend(numbers)
-    return [_holder(process, sorted(set(numbers)), variables) for process, numbers in holders.values()]
+        folder = process and run_folder(process)
+        holders.setdefault(folder or (process and process.pid), (process, folder, []))[2].extend(numbers)
+    return [_holder(process, folder, sorted(set(numbers)), variables) for process, folder, numbers in holders.values()]
 
 
-def _holder(process, numbers, variables):
+def _holder(process, folder, numbers, variables):
     shown = f"port{'s' if numbers[1:] else ''} {', '.join(map(str, numbers[:5]))}{' ...' if numbers[5:] else ''}"
     names = " or ".join(sorted({variables[number] for number in numbers}))
     if process is None:
         return fail(f"{shown} taken by a process that may not be looked at", f"end it, or set {names}")
     text = f"{shown} taken by process {process.pid}: {process.command[:80]}"
-    if folder := run_folder(process):
+    if folder:
         return fail(f"{text} (the graph of {folder})", f"end it there (make stop), or set {names}")
     return fail(text, f"end it, or set {names}")
 
 
 def run_folder(process):
-    """The run folder a process of this repository belongs to, or None."""
+    """The run folder a process of this repository, or the one it descends from, belongs to; or None."""
+    everyone = {each.pid: each for each in local.processes()}
+    while process:
+        if folder := own_folder(process):
+            return folder
+        process = everyone.get(process.parent)
+    return None
+
+
+def own_folder(process):
+    """The run folder that a process carries as its mark, or None."""
     try:
         return process.variables().get(local.MARK)
     except OSError:

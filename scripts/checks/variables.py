@@ -72,10 +72,23 @@ def _differing(name):
 
 def hosts(settings):
     """Hosts that must be reached past proxies, each once."""
-    urls = [*settings.gateway_urls, settings.MODEL_URL, settings.RAY_DASHBOARD_ADDRESS]
-    named = [urlsplit(url).hostname for url in urls if url]
+    # The engine's client minds proxies even on the way to an engine of one's own network.
+    urls = [*settings.gateway_urls, settings.MODEL_URL, settings.RAY_DASHBOARD_ADDRESS, _engine()]
+    named = [_host(url) for url in urls if url]
     found = [*LOOPBACK, settings.RELAX_HOST, *named, ray_head(settings)[0]]
     return list(dict.fromkeys(filter(None, found)))
+
+
+def _host(url):
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # DOCKER_HOST is nobody's to check but the engine's client
+        return None
+
+
+def _engine():
+    address = os.environ.get("DOCKER_HOST", "")
+    return address if address.startswith("tcp://") else None
 
 
 # --- secrets -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -162,12 +163,15 @@ def listen():
     """Start a process that listens on a port until the end of the test."""
     started = []
 
-    def begin(port, host="127.0.0.1", **environment):
-        code = f"""
+    def begin(port, host="127.0.0.1", code=None, **environment):
+        code = (
+            code
+            or f"""
             import socket, time
             s = socket.create_server(({host!r}, {port}), family=socket.AF_INET)
             print("up", flush=True); time.sleep(120)
         """
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, env={**os.environ, **environment}
         )
@@ -177,6 +181,8 @@ def listen():
 
     yield begin
     for process in started:
+        for child in [each for each in local.processes() if each.parent == process.pid]:
+            os.kill(child.pid, signal.SIGKILL)
         process.kill()
         process.wait()
         process.stdout.close()
@@ -209,6 +215,19 @@ def test_e5_the_graph_of_another_clone_is_named_by_its_folder(tmp_path, base, li
     listen(base, **{local.MARK: "/elsewhere/data/run"})
     finding = found(machine.ports, at(tmp_path, base), "fail")
     assert "the graph of /elsewhere/data/run" in finding.what and "make stop" in finding.cure
+
+
+def test_e5_processes_of_one_graph_are_one_holder_though_one_lost_its_mark(tmp_path, base, listen):
+    code = f"""
+        import socket, subprocess, sys, time
+        s = socket.create_server(("127.0.0.1", {base}))
+        t = "import socket, time; s = socket.create_server(('127.0.0.1', {base + 3})); time.sleep(120)"
+        child = subprocess.Popen([sys.executable, "-c", t], env={{}})
+        while socket.socket().connect_ex(("127.0.0.1", {base + 3})): time.sleep(0.05)
+        print("up", flush=True); child.wait()
+    """
+    listen(base, code=code, **{local.MARK: "/elsewhere/data/run"})
+    assert f"ports {base}, {base + 3} taken" in found(machine.ports, at(tmp_path, base), "fail").what
 
 
 def test_e5_a_second_ray_on_the_gyms_port_is_named(tmp_path, base, listen):

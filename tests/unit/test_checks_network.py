@@ -224,8 +224,9 @@ def test_a_host_is_here_by_its_own_addresses():
     assert not local.is_here(NOWHERE) and not local.is_here("nowhere.invalid") and not local.is_here("x" * 300)
 
 
-def test_hosts_to_reach_past_proxies_are_each_named_once(tmp_path):
+def test_hosts_to_reach_past_proxies_are_each_named_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://engine:2375")
     settings = settings_of(
         tmp_path, MODEL_URL="http://127.0.0.1:1", RAY_ADDRESS="[::1", GYM_URLS="http://a:1,http://b:2"
     )
-    assert named.hosts(settings) == ["127.0.0.1", "localhost", "a", "b"]
+    assert named.hosts(settings) == ["127.0.0.1", "localhost", "a", "b", "engine"]

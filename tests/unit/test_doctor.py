@@ -19,7 +19,7 @@ import doctor
 import local
 import settings as variables
 from checks.case import Finding, fail, ok, warn
-from doctor_case import NOWHERE, case_of, free_base
+from doctor_case import NOWHERE, Silent, case_of, free_base
 from terminal import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +161,31 @@ def test_the_verdict_is_the_worst_of_all():
 def test_a_line_says_verdict_name_and_cure():
     line = doctor.shown(doctor.Check("ports", None), Finding("fail", "port 1 is taken", "end it"))
     assert line.split() == ["fail", "ports:", "port", "1", "is", "taken;", "end", "it"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "ray", "word"),
+    [
+        ("", "[::1", b"garbage\r\n\r\n"),
+        ("train", "a b:99999", b"\0"),
+        ("model", "http://x:1", b"\0"),
+    ],
+)
+def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://[::1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    model = tmp_path / "models" / "Qwen3-4B"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("[" * 100_000)
+    with Silent(word) as odd:
+        urls = {"RAY_DASHBOARD_ADDRESS": odd.url, "MODEL_URL": odd.url, "GYM_URLS": f"{odd.url}/x,{odd.url}"}
+        files = {"NEMO_GYM_SOURCE_DATA": tmp_path, "TRAIN_ARGUMENTS": tmp_path / "binary", "RELAX_ROOT": "/dev/null"}
+        files |= {"MODEL_DIR": tmp_path / "models", "GATEWAY_TOKEN_FILE": "/dev/null/x"}
+        hosts = {"GYM_HOST": "x" * 300, "RELAX_HOST": ":::", "RAY_ADDRESS": ray, "GYM_BACKEND": "docker"}
+        results = doctor.examine_all(doctor.CHECKS, case_of(tmp_path, stage, **urls, **files, **hosts), 4)
+    assert not [(check.name, each) for check, found in results for each in found if "not looked at" in each.what]
+    assert {each.verdict for _, found in results for each in found} >= {"ok", "fail"}
 
 
 # --- the program ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,6 +312,13 @@ def test_get_asks_no_proxy_and_says_why_nobody_answered(port, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     status, reason = local.get(f"http://127.0.0.1:{port}/", 2)
     assert status == 0 and b"refused" in reason
+
+
+def test_get_of_what_speaks_no_http_is_no_answer():
+    with socket.create_server(("127.0.0.1", 0)) as odd:
+        threading.Thread(target=lambda: odd.accept()[0].sendall(b"garbage\r\n\r\n"), daemon=True).start()
+        status, reason = local.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
+    assert status == 0 and b"BadStatusLine" in reason
 
 
 def test_the_end_of_a_log_is_short_and_indented(tmp_path):
