@@ -148,19 +148,24 @@ class Run:
         os.replace(beside, runs / f"{self.job.id}.json")
 
     def submit(self, cpus):
-        before = train_watch.marks(self.dumps)
-        self.record(before)
+        """Submit the job: the Watch that follows it. All that may fail here does so before Ray hears of it."""
+        try:
+            before = train_watch.marks(self.dumps)
+            self.record(before)
+            reader = train_watch.DumpReader(self.dumps, before)
+            watch = train_watch.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
+        except OSError as error:
+            raise Failure(f"{error.filename}: {error.strerror}; EXP_DIR and RUN_DIR have to be writable") from None
         environment = runtime_env(os.environ["RUNTIME_ENV_JSON"], self.settings.RELAX_PYTHON, self.relax_root)
         command = entrypoint(self.settings, self.task.path, self.folder / "runs" / f"{self.job.id}.rows", self.words)
         self.job.submit(command, job_variables(self.settings, self.token_file), cpus, environment)
-        return train_watch.DumpReader(self.dumps, before)
+        return watch
 
     def follow(self, cpus):
         """Submit and follow: the exit status."""
         terminal.say(f"job {self.job.id} at {self.job.dashboard.url}, log {self.log}")
         try:
-            reader = self.submit(cpus)
-            watch = train_watch.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
+            watch = self.submit(cpus)
             limit = self.settings.JOB_PENDING_TIMEOUT_S
             info = ray_follow.follow(self.job, limit, cpus, watch.show, watch.tell, SILENCE_S)
         except Interrupted as interruption:

@@ -151,14 +151,19 @@ class Watch:
         self.path, self.reader, self.stall_s = log, reader, stall_s
         self.progress = Progress(task)
         self.stirred = self.drawn = time.monotonic()
-        self.alarmed, self.status = False, None
+        self.alarmed, self.status, self.kept = False, None, True
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log.open("w", encoding="utf-8")
 
     def show(self, text):
         """Take what the job printed."""
-        self.log.write(text)
-        self.log.flush()
+        try:
+            self.log.write(text)
+            self.log.flush()
+        except OSError as error:
+            if self.kept:
+                terminal.say(f"alarm: {self.path}: {error.strerror}; what is missing there, Ray has: make accept")
+            self.kept = False
         self._stir()
 
     def _stir(self):
@@ -203,4 +208,5 @@ class Watch:
 
     def close(self):
         self.look()
-        self.log.close()
+        with suppress(OSError):
+            self.log.close()

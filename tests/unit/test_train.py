@@ -249,6 +249,17 @@ def test_the_run_script_refuses_to_run_outside_the_entrypoint(place, gateways, d
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
+def test_results_that_cannot_be_written_are_said_before_ray_hears_of_a_job(place, gateways, dashboard):
+    (place / "exp").write_text("a file")
+    entrypoint = place / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
+    environment = variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable)
+    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "EXP_DIR and RUN_DIR have to be writable" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not dashboard.submitted and not ray_jobs.open_jobs(place / "run")
+
+
 def test_a_model_without_arguments_is_refused(place, gateways, dashboard):
     (place / "qwen3-4B.sh").write_text("MODEL_ARGS=()\n")
     done = run_script(variables(place, gateways, dashboard, MODEL_CONFIG_DIR=str(place)))

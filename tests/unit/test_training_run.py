@@ -138,6 +138,16 @@ def test_a_stall_raises_one_alarm_and_a_sign_of_life_ends_it(tmp_path, monkeypat
     assert (tmp_path / "log").read_text() == "a line\n"
 
 
+def test_a_full_disk_does_not_end_the_watch(tmp_path, capsys):
+    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    watch.log.close()
+    with open("/dev/full", "w") as watch.log:
+        watch.show("one\n")
+        watch.show("two\n")
+        watch.close()
+    assert capsys.readouterr().out.count(f"alarm: {tmp_path}/log: No space left on device") == 1
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_watch, "REDRAW_S", 0)
     train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000).tell("RUNNING")
