@@ -95,7 +95,7 @@ def test_a_soak_of_short_trials_leaves_memory_and_descriptors_flat(graph, models
         assert counts(snapshots) == {("completed", None): count}
         graph.wait_released()
 
-    soak(max(100, total // 10))
+    soak(max(20, total // 10))
     files = {name: descriptors(pid) for name, pid in pids.items()}
     memory = {name: resident(pid) for name, pid in pids.items()}
     began, before = time.monotonic(), len(calls)
