@@ -34,7 +34,7 @@ import settings as variables
 from apply_patches import PATCHES, fingerprint, installed_tree
 from gym_down import end_graph
 from gym_up import readiness
-from settings import ROOT, from_command_line
+from settings import ROOT, cores_at_hand, from_command_line
 from terminal import Bar, Failure, clear_line, run, say, stage, table
 from unpatched import overlay
 
@@ -214,9 +214,8 @@ def percentile(values, percent):
     return round(1000 * ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 1)
 
 
-def measure_graphs(settings, args, levels):
-    """{concurrency: {graph: figures}}; the graphs take turns."""
-    found = {}
+def measure_graphs(settings, args, levels, found):
+    """Add {concurrency: {graph: figures}} to `found`; the graphs take turns."""
     with graphs(settings, max(levels), min(levels) <= args.unpatched_up_to) as made:
         for graph in made:
             asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
@@ -231,7 +230,7 @@ def measure_graphs(settings, args, levels):
                     asyncio.run(one_round(graph, measured[graph.name], trials, level, bar.step))
             clear_line()
             found[level] = {name: one.figures() for name, one in measured.items()}
-    return found
+            show_graphs({level: found[level]})
 
 
 async def one_round(graph, measured, trials, level, on_trial):
@@ -369,34 +368,34 @@ async def ready(settings, process):
 # --- all together --------------------------------------------------------------------------
 
 
-def measure(settings, args, parts, levels, out):
-    """Run the parts, say what each gave; returns all figures."""
-    found = {"environment": fingerprint(installed_tree()), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+def measure(settings, args, parts, levels, out, found):
+    """Run the parts, say what each gave, and add it to `found`, which keeps what an interrupted run had."""
+    found |= {"environment": fingerprint(installed_tree()), "cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
+    if "graph" in parts:
+        measure_graphs(settings, args, levels, found.setdefault("graph", {}))
+    if "gateway" in parts:
+        for level in levels:
+            one = found.setdefault("gateway", {})[level] = asyncio.run(gateway_alone(settings, args, level))
+            say(f"Gateway alone at {level}: {json.dumps(one)}")
+    if "client" in parts:
+        one = found["client"] = measure_client(settings, out)
+        say(f"session client, start to request: p50 {one['p50_ms']} ms, p95 {one['p95_ms']} ms")
     if "tools" in parts:
         found["tools"] = measure_tools(settings, args.rounds)
         show_tools(found["tools"])
-    if "client" in parts:
-        found["client"] = measure_client(settings, out)
-        say(f"session client, start to request: p50 {found['client']['p50_ms']} ms, p95 {found['client']['p95_ms']} ms")
-    if "gateway" in parts:
-        found["gateway"] = {level: asyncio.run(gateway_alone(settings, args, level)) for level in levels}
-        for level, one in found["gateway"].items():
-            say(f"Gateway alone at {level}: {json.dumps(one)}")
-    if "graph" in parts:
-        found["graph"] = measure_graphs(settings, args, levels)
-        show_graphs(found["graph"])
-    return found
 
 
 def main():
     settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=options)
     parts, levels = checked(args)
     local.allow_many_files()
-    out = args.out or settings.RUN_DIR / "bench"
+    out, found = args.out or settings.RUN_DIR / "bench", {}
     out.mkdir(parents=True, exist_ok=True)
-    found = measure(settings, args, parts, levels, out)
-    (out / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / "bench.svg").write_text(bench_plot.svg(found))
+    try:
+        measure(settings, args, parts, levels, out, found)
+    finally:
+        (out / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+        (out / "bench.svg").write_text(bench_plot.svg(found))
     say(f"Bench done: {out / 'bench.json'} {out / 'bench.svg'}")
 
 

@@ -50,6 +50,14 @@ def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
         socket.create_connection(("127.0.0.1", base + offset)).close()
 
 
+def test_e5_the_ports_of_further_pairs_are_looked_at_too(tmp_path):
+    base = free_block()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base + 6))
+        taken.listen()
+        assert f"port {base + 6}" in refused(environment(tmp_path / "run", base, GYM_REPLICAS="2"))
+
+
 def test_e5_a_port_taken_on_every_interface_is_seen(tmp_path):
     base = free_block()
     with socket.socket() as taken:
