@@ -11,7 +11,6 @@ import sys
 import time
 from contextlib import contextmanager
 
-
 # What may befall any stage that writes, and its cure.
 UNWRITABLE = {
     errno.ENOSPC: "the disk is full; free some space, or choose another RUN_DIR or DATA_ROOT",
