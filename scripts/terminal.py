@@ -16,6 +16,7 @@ UNWRITABLE = {
     errno.ENOSPC: "the disk is full; free some space, or choose another RUN_DIR or DATA_ROOT",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another RUN_DIR or DATA_ROOT",
     errno.EROFS: "the file system is read-only; choose another RUN_DIR or DATA_ROOT",
+    errno.ENOTDIR: "a file is in its way; choose another RUN_DIR or DATA_ROOT",
     errno.EACCES: "permission denied; choose another RUN_DIR or DATA_ROOT, or change its owner",
 }
 

@@ -33,8 +33,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.docker)
-            # One container, one set of ports: tests that run side by side leave these together.
-            item.add_marker(pytest.mark.xdist_group("docker"))
             # The first build takes minutes.
             item.add_marker(pytest.mark.timeout(1500))
 
