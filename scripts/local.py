@@ -9,6 +9,7 @@ Ports are bound-tested before a start, and a holder is named. Linux only: it rea
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -47,6 +48,8 @@ RAY_OFFSETS = {
 }
 RAY_WORKER_PORTS = (20, 59)
 RAY_TRIES = 3
+# More than trials that run and wait can need; a limit of a billion makes some programs slow.
+FILES_WANTED = 65536
 
 
 def environment(settings, role):
@@ -168,6 +171,15 @@ def end(targets, grace_s=TERM_GRACE_S):
             time.sleep(0.05)
     if stuck := [p for p in targets if p.alive()]:
         raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
+
+
+def open_files_to_be_had():
+    """Files a process of ours may have open once it has raised its limit as far as it may and needs: (soft, hard)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited:
+        return soft, hard
+    return max(soft, FILES_WANTED if hard == unlimited else min(hard, FILES_WANTED)), hard
 
 
 # --- ports ---------------------------------------------------------------------------------

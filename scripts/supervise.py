@@ -10,6 +10,7 @@ trials, then the rest. Started by gym_up.py, and in the image; it does not go to
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -197,6 +198,8 @@ def end_on_signals():
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_BIND_HOST")
     settings.RUN_DIR.mkdir(parents=True, exist_ok=True)
+    # Each client that waits holds a connection, and 1024 is a common limit.
+    resource.setrlimit(resource.RLIMIT_NOFILE, local.open_files_to_be_had())
     end_on_signals()
     os.environ.update(settings.texts, **local.environment(settings, "gym"))
     for name in local.PROXY_VARIABLES:

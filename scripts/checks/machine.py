@@ -123,14 +123,14 @@ def available_mb(root=Path("/")):
 
 
 def open_files(case):
-    """The limit on open files, against the trials that may run and wait."""
+    """The limit on open files, as far as the servers can raise it, against the trials that may run and wait."""
     s = case.settings
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = local.open_files_to_be_had()
     if soft == resource.RLIM_INFINITY:
         return ok("no limit on open files")
     least = FILES_OWN + FILES_A_TRIAL * s.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
     full = least + s.GATEWAY_QUEUE_LIMIT
-    cure = f"ulimit -n {full}" + (f" (as root: the hard limit is {hard})" if 0 <= hard < full else "")
+    cure = f"ulimit -n {full} (as root: the hard limit is {hard})"
     if soft < least:
         return fail(f"{soft} open files allowed, {least} needed", cure)
     if soft < full:
