@@ -18,7 +18,7 @@ from checks.case import fail, failed, ok, temporary_folder, warn
 from settings import ROOT
 from terminal import Failure
 
-SETUP_LOOK_S = 20
+SETUP_LOOK_S = 60
 MB = 1 << 20
 DISK_LEAST_MB, DISK_AMPLE_MB, INODES_LEAST = 200, 2000, 1000
 # Graph and rehearsal together; the graph alone takes about half.
