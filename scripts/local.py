@@ -49,6 +49,8 @@ RAY_OFFSETS = {
 }
 RAY_WORKER_PORTS = (20, 59)
 RAY_TRIES = 3
+# More than trials that run and wait can need; a limit of a billion makes some programs slow.
+FILES_WANTED = 65536
 
 
 def environment(settings, role):
@@ -172,10 +174,18 @@ def end(targets, grace_s=TERM_GRACE_S):
         raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
 
 
+def open_files_to_be_had():
+    """Files a process of ours may have open once it has raised its limit as far as it may and needs: (soft, hard)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited:
+        return soft, hard
+    return max(soft, FILES_WANTED if hard == unlimited else min(hard, FILES_WANTED)), hard
+
+
 def allow_many_files():
-    """Raise this process's soft limit of open files to the hard one: a trial holds several connections."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Raise this process's limit of open files: a trial holds several connections, and 1024 is a common limit."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files_to_be_had())
 
 
 # --- ports ---------------------------------------------------------------------------------

@@ -262,6 +262,7 @@ def main():
         __doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_BIND_HOST", "GYM_REPLICAS"
     )
     settings.RUN_DIR.mkdir(parents=True, exist_ok=True)
+    local.allow_many_files()
     end_on_signals()
     os.environ.update(settings.texts, **local.environment(settings, "gym"))
     for name in local.PROXY_VARIABLES:

@@ -18,7 +18,7 @@ from checks.case import fail, failed, ok, temporary_folder, warn
 from settings import ROOT
 from terminal import Failure
 
-SETUP_LOOK_S = 20
+SETUP_LOOK_S = 60
 MB = 1 << 20
 DISK_LEAST_MB, DISK_AMPLE_MB, INODES_LEAST = 200, 2000, 1000
 # Graph and rehearsal together; the graph alone takes about half.
@@ -123,14 +123,14 @@ def available_mb(root=Path("/")):
 
 
 def open_files(case):
-    """The limit on open files, against the trials that may run and wait."""
+    """The limit on open files, as far as the servers can raise it, against the trials that may run and wait."""
     s = case.settings
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = local.open_files_to_be_had()
     if soft == resource.RLIM_INFINITY:
         return ok("no limit on open files")
     least = FILES_OWN + FILES_A_TRIAL * s.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
     full = least + s.GATEWAY_QUEUE_LIMIT
-    cure = f"ulimit -n {full}" + (f" (as root: the hard limit is {hard})" if 0 <= hard < full else "")
+    cure = f"ulimit -n {full} (as root: the hard limit is {hard})"
     if soft < least:
         return fail(f"{soft} open files allowed, {least} needed", cure)
     if soft < full:

@@ -24,7 +24,6 @@ import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
-import local
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
@@ -177,7 +176,6 @@ def graph_urls(config):
 def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    local.allow_many_files()
     try:
         asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
     except Unreadable as fault:

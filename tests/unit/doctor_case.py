@@ -124,7 +124,9 @@ def free_base():
     """The first of 200 ports that nobody listens on, below the range that the kernel hands out."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     taken = {port for _, port, _ in local.listening()}
-    bases = range(min(low, 32768) - 402 - os.getpid() % 3000, 1024, -201)
+    # Test processes side by side choose from different ends.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    bases = range(min(low, 32768) - 402 - 5000 * (worker % 4), 1024, -201)
     return next(base for base in bases if not taken & set(range(base, base + 202)))
 
 

@@ -1,7 +1,7 @@
 """The doctor on this machine: each check says ok, and says what is wrong where something really is."""
 
+import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -123,22 +123,32 @@ def test_a_containers_limit_counts_before_the_machines_memory(tmp_path):
     assert machine.available_mb(tmp_path) == 1024
 
 
-@pytest.fixture
-def limit():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+ALLOWED = """
+import json, resource, sys
+sys.path.insert(0, sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
+import local, settings
+from checks.case import Case
+from checks.machine import open_files
+print(json.dumps(open_files(Case(settings.load(environment={"GATEWAY_QUEUE_LIMIT": sys.argv[4]})))))
+resource.setrlimit(resource.RLIMIT_NOFILE, local.open_files_to_be_had())
+"""
 
 
-def test_open_files(tmp_path, limit):
-    limit(400)
-    case = case_of(tmp_path, GATEWAY_QUEUE_LIMIT="50", WORKPLACE_ASSISTANT_MAX_CONCURRENCY="8")
-    assert is_ok(machine.open_files, case)
-    many = case_of(tmp_path, GATEWAY_QUEUE_LIMIT="1024", WORKPLACE_ASSISTANT_MAX_CONCURRENCY="8")
-    waiting = found(machine.open_files, many, "warn")
-    assert "GATEWAY_QUEUE_LIMIT" in waiting.what and "ulimit -n 1312" in waiting.cure
-    limit(200)
-    assert "200 open files allowed, 288 needed" in found(machine.open_files, case, "fail").what
+@pytest.mark.parametrize(
+    ("soft", "hard", "queue", "verdict", "said"),
+    [
+        (100, 2000, 1024, "ok", "2000 open files"),
+        (400, 400, 50, "ok", "400 open files"),
+        (400, 400, 1024, "warn", "too few for 1312 with GATEWAY_QUEUE_LIMIT"),
+        (200, 200, 50, "fail", "200 open files allowed, 288 needed"),
+    ],
+)
+def test_open_files(soft, hard, queue, verdict, said):
+    words = [str(ROOT / "scripts"), *map(str, (soft, hard, queue))]
+    done = subprocess.run([sys.executable, "-c", ALLOWED, *words], capture_output=True, text=True, check=True)
+    found_verdict, what, cure = json.loads(done.stdout)
+    assert found_verdict == verdict and said in what and (f"hard limit is {hard}" in cure) == (verdict != "ok")
 
 
 def test_shared_memory(tmp_path):
