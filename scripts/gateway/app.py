@@ -27,7 +27,7 @@ from apply_patches import fingerprint, installed_tree
 from gateway import surface
 from gateway.environment import Environment
 from gateway.model_calls import ModelCalls
-from gateway.protocol import PROTOCOL, Registry
+from gateway.protocol import PROTOCOL, VERSION, Registry
 from gateway.store import Store
 from gateway.trials import Trials
 
@@ -126,6 +126,7 @@ class Gateway:
         return {
             "ready": all(environment.up.values()) and trials.janitor_healthy and not trials.stopping,
             "protocol_version": PROTOCOL,
+            "gateway_version": VERSION,
             "service_epoch": self.epoch,
             "gym_commit": self.fingerprint["gym_commit"],
             "config_fingerprint": os.environ.get("WORKPLACE_FINGERPRINT", ""),

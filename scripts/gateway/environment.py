@@ -132,11 +132,12 @@ def graded(answer, url):
     reward, response = answer.get("reward"), answer.get("response") or {}
     if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
         return failed("agent_error", "no_reward", f"POST {url} answered without a finite reward")
-    metrics = count_items(response.get("output") or [])
+    output = response.get("output") or []
+    metrics = count_items(output)
     if limit := response.get("incomplete_details"):
         fault = Fault("response_incomplete", str(limit.get("reason") or "unknown")[:100])
-        return Outcome(Status.TRUNCATED, float(reward), metrics, fault)
-    return Outcome(Status.COMPLETED, float(reward), metrics)
+        return Outcome(Status.TRUNCATED, float(reward), metrics, fault, output)
+    return Outcome(Status.COMPLETED, float(reward), metrics, output=output)
 
 
 def count_items(output):

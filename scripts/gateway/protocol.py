@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from rows import RowError, check_row, check_values, to_run_request
 
 PROTOCOL = "relax-nemo-gym/v1"
+# Goes up with any change that may alter what a trial sees or earns: results of two versions are not compared.
+VERSION = "1.1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
 INTERRUPT_POLICY = "protected"
 MAX_DEADLINE_S = 1800
@@ -126,6 +128,7 @@ class TrialRequest:
     sampling_params: dict
     deadline_s: float
     lease_s: float
+    keeps_trajectory: bool = False
 
 
 def parse_json(body):
@@ -165,6 +168,7 @@ class Registry:
             sampling_params=_sampling_params(create.generation.sampling_params),
             deadline_s=create.deadline_s,
             lease_s=create.lease_s,
+            keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
     def digest(self, payload):

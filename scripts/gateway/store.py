@@ -1,8 +1,10 @@
 """Durable record of trials: which were taken, and how each ended. SQLite (WAL) in one file.
 
-Guarantees: what `insert` or `finish` returned from survives the process; no credential and no
-task is ever written (a payload only as a salted hash). One thread does all the work, so the
-event loop never waits for a disk, and writes keep their order.
+Guarantees: what `insert` or `finish` returned from survives the process; no credential is ever
+written, and of a task only what a trial that asked for its trajectory keeps (a payload is a
+salted hash). A trajectory is there no later than the end it belongs to, and goes with its
+record. One thread does all the work, so the event loop never waits for a disk, and writes
+keep their order.
 """
 
 import asyncio
@@ -10,13 +12,18 @@ import json
 import os
 import secrets
 import sqlite3
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+
+import orjson
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, rollout_id TEXT NOT NULL,
     created REAL NOT NULL, ended REAL, snapshot TEXT);
 CREATE INDEX IF NOT EXISTS by_end ON trials (ended);
+CREATE TABLE IF NOT EXISTS trajectories (
+    request_id TEXT PRIMARY KEY REFERENCES trials ON DELETE CASCADE, packed BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
 
@@ -31,6 +38,7 @@ class Store:
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA foreign_keys=ON")
         self._db.executescript(SCHEMA)
         self.salt = self._salt()
 
@@ -40,8 +48,10 @@ class Store:
 
     async def _run(self, sql, *values):
         """Run one statement in the store's thread; its rows. Raises sqlite3.Error."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: self._db.execute(sql, values).fetchall())
+        return await self._in_thread(lambda: self._db.execute(sql, values).fetchall())
+
+    async def _in_thread(self, work):
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def insert(self, request_id, digest, rollout_id, created):
         """Record a trial that was taken. Raises sqlite3.IntegrityError for a known id."""
@@ -56,6 +66,20 @@ class Store:
             "UPDATE trials SET snapshot = ?, ended = ? WHERE request_id = ? AND snapshot IS NULL",
             json.dumps(snapshot), ended, request_id,
         )  # fmt: skip
+
+    async def keep_trajectory(self, request_id, trajectory):
+        """Keep a trial's trajectory (a dict that JSON can hold) for as long as its record; the first one stays."""
+        await self._in_thread(
+            lambda: self._db.execute(
+                "INSERT OR IGNORE INTO trajectories VALUES (?, ?)",
+                (request_id, zlib.compress(orjson.dumps(trajectory))),
+            )
+        )
+
+    async def trajectory(self, request_id):
+        """The trajectory that was kept, or None."""
+        rows = await self._run("SELECT packed FROM trajectories WHERE request_id = ?", request_id)
+        return orjson.loads(zlib.decompress(rows[0][0])) if rows else None
 
     async def find(self, request_id):
         """(digest, snapshot or None) of a trial, or None."""

@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from gateway.protocol import ROLLOUT_KEY, ApiError, CreatePayload, parse_json, unfit
+from gateway.protocol import ROLLOUT_KEY, VERSION, ApiError, CreatePayload, parse_json, unfit
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
@@ -130,7 +130,7 @@ class Guard:
 
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
-    app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
+    app = with_errors(FastAPI(title="Gateway", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False))
     if settings.GATEWAY_TOKEN:
         app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
     schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
@@ -143,6 +143,10 @@ def public(settings, trials, registry, health):
     @app.get("/v1/trials/{request_id}")
     async def show(request_id: str, wait_s: str = "0"):
         return Json(await trials.show(request_id, wait_seconds(wait_s)))
+
+    @app.get("/v1/trials/{request_id}/trajectory")
+    async def trajectory(request_id: str):
+        return Json(await trials.trajectory(request_id))
 
     @app.post("/v1/trials/{request_id}/renew", status_code=204)
     async def renew(request_id: str):

@@ -36,10 +36,26 @@ class Live:
         self.settled, self.ended = asyncio.Event(), asyncio.Event()
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
+        self.prompt_items, self.history = None, None
 
     def settle(self, outcome):
         if self.trial.settle(outcome):
             self.settled.set()
+
+    def note(self, body, answer=None):
+        """Remember what a model call was sent and what it answered, where the trial asked for its trajectory."""
+        if self.request.keeps_trajectory:
+            sent = body["input"]
+            self.prompt_items = len(sent) if self.prompt_items is None else self.prompt_items
+            self.history = [*sent, *answer["output"]] if answer else sent
+
+    def trajectory(self):
+        """The prompt and all items after it: the agent's, or of a trial without a verdict the model calls'. Or None."""
+        if not self.request.keeps_trajectory or self.history is None:
+            return None
+        output = self.trial.outcome.output
+        output = self.history[self.prompt_items :] if output is None else output
+        return {"input": self.history[: self.prompt_items], "output": output}
 
     def counts(self):
         return {"model_calls": self.callbacks} | {name: count for name, count in self.tokens.items() if count}
@@ -56,7 +72,7 @@ class Trials:
         self._slots = asyncio.Semaphore(settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY)
         self.metrics = Metrics()
         self.ended_count, self._last_tick, self.stopping = 0, self.clock(), False
-        self._unsaved = {}  # request id -> (snapshot, end) that the store would not take yet
+        self._unsaved = {}  # request id -> (snapshot, end, trajectory) that the store would not take yet
 
     # --- life cycle ------------------------------------------------------------------------
 
@@ -160,6 +176,19 @@ class Trials:
             raise ApiError(404, "trial_unknown", "no trial by this id; it may have been dropped after its retention")
         return found[1]
 
+    async def trajectory(self, request_id):
+        """What a trial's policy said and what its tools answered. Raises ApiError 404 where none was kept."""
+        snapshot = await self.show(request_id)
+        try:
+            kept = self._unsaved.get(request_id, (None,))[-1] or await self.store.trajectory(request_id)
+        except sqlite3.Error as error:
+            raise ApiError(503, "store_unavailable", f"the trial store cannot be read: {error}") from None
+        if not snapshot["artifact_ref"] or not kept:
+            message = "an ended trial has one if its metadata asked for it and its model was called"
+            raise ApiError(404, "trajectory_unknown", message)
+        shown = {name: snapshot[name] for name in ("request_id", "status", "reward", "metrics", "error")}
+        return shown | kept
+
     async def renew(self, request_id):
         if live := self.live.get(request_id):
             live.trial.renew(self.clock())
@@ -223,12 +252,13 @@ class Trials:
 
     async def _end(self, live, unclean):
         # Shown only once it is saved: an end that somebody saw must survive a kill.
-        trial = copy.copy(live.trial)
+        trial, trajectory = copy.copy(live.trial), live.trajectory()
         trial.release(unclean)
+        trial.artifact_ref = f"/v1/trials/{trial.request_id}/trajectory" if trajectory else None
         if trial.outcome.reward is not None:
             trial.outcome.metrics.update(live.counts())
         snapshot, ended = trial.snapshot(), time.time()
-        self._unsaved[live.request.request_id] = (snapshot, ended)
+        self._unsaved[live.request.request_id] = (snapshot, ended, trajectory)
         await self._save(live.request.request_id)
         self.ended_count += 1
         self.metrics.ended(trial.outcome, ended - live.created)
@@ -240,8 +270,10 @@ class Trials:
     async def _save(self, request_id):
         if request_id not in self._unsaved:  # the trial's own task saved it while the janitor went round
             return
-        snapshot, ended = self._unsaved[request_id]
+        snapshot, ended, trajectory = self._unsaved[request_id]
         try:
+            if trajectory:
+                await self.store.keep_trajectory(request_id, trajectory)
             await self.store.finish(request_id, snapshot, ended)
         except sqlite3.Error:
             return  # kept in memory; the janitor tries again
@@ -270,6 +302,7 @@ class Trials:
     async def _forward(self, live, body):
         """One forwarded call; a fault settles the trial, by whose fault it is."""
         request = live.request
+        live.note(body)
         try:
             answer = await self.model_calls.forward(
                 request.endpoint, request.sampling_params, body, live.trial.deadline
@@ -283,6 +316,7 @@ class Trials:
             # The janitor settles the trial at the same deadline.
             await live.settled.wait()
         else:
+            live.note(body, answer)
             for name in live.tokens:
                 live.tokens[name] += (answer.get("usage") or {}).get(name, 0)
             return answer

@@ -120,3 +120,18 @@ def test_it_holds_only_what_it_was_given(path):
         return await store._run("SELECT * FROM trials")
 
     assert with_store(path, work) == [("a", "digest", "rollout", 1.0, 2.0, json.dumps(SNAPSHOT))]
+
+
+def test_a_trajectory_is_kept_once_packed_and_goes_with_its_record(path):
+    async def work(store):
+        for name in ("a", "b"):
+            await store.insert(name, "digest", f"rollout-{name}", 0.0)
+            await store.keep_trajectory(name, {"output": [{"said": name * 10_000}]})
+        await store.keep_trajectory("a", {"output": []})
+        assert await store.trajectory("a") == {"output": [{"said": "a" * 10_000}]}
+        assert (await store._run("SELECT max(length(packed)) FROM trajectories"))[0][0] < 200
+        await store.finish("a", SNAPSHOT, 1.0)
+        assert await store.drop_before(2.0) == 1
+        assert await store.trajectory("a") is None and await store.trajectory("b")
+
+    with_store(path, work)

@@ -22,9 +22,11 @@ LIMITS = {"WORKPLACE_ASSISTANT_MAX_CONCURRENCY": 4, "GATEWAY_QUEUE_LIMIT": 3, "G
 ENDED = {"completed", "truncated", "aborted", "failed"}
 
 
-def request(number, digest="d", deadline_s=600, lease_s=60):
+def request(number, digest="d", deadline_s=600, lease_s=60, keeps_trajectory=False):
     endpoint = Endpoint("http://h/v1/responses", "m", {"Authorization": SECRET}, (SECRET,))
-    return TrialRequest(f"relax-{number}", digest, {"task": number}, endpoint, {}, deadline_s, lease_s)
+    return TrialRequest(
+        f"relax-{number}", digest, {"task": number}, endpoint, {}, deadline_s, lease_s, keeps_trajectory
+    )
 
 
 class MadeUpEnvironment:
@@ -456,6 +458,78 @@ def test_the_end_of_a_trial_ends_its_model_calls(bench):
                 await b.trials.abort(f"relax-{number}")
             await refused(call, 410, "rollout_ended")
             assert (await b.until(number))["reward"] is None
+
+    bench(work)
+
+
+# --- trajectories --------------------------------------------------------------------------
+
+ASKED = {"input": [{"role": "user"}]}
+SAID = {"output": [{"type": "function_call"}]}
+
+
+def saying(then):
+    """A rollout with one model call, which ends as `then` does."""
+
+    async def script(environment, rollout_id):
+        await environment.bench.trials.model_call(rollout_id, ASKED | {"answer": SAID})
+        return await then(environment, rollout_id)
+
+    return script
+
+
+async def with_items(environment, rollout_id):
+    return Outcome(Status.COMPLETED, 1.0, {}, output=[*SAID["output"], {"type": "message"}])
+
+
+def answering(b):
+    async def forward(endpoint, sampling_params, body, deadline):
+        return body["answer"]
+
+    b.environment.bench, b.trials.model_calls.forward = b, forward
+
+
+@pytest.mark.parametrize(
+    ("then", "output"),
+    [(with_items, [*SAID["output"], {"type": "message"}]), (hang, SAID["output"]), (fail, SAID["output"])],
+)
+def test_a_trajectory_is_kept_for_whom_it_was_asked(bench, then, output):
+    async def work(b):
+        answering(b)
+        for number, wanted in ((1, True), (2, False)):
+            await b.create(number, saying(then), keeps_trajectory=wanted, deadline_s=0.5)
+        polled = await b.trials.show("relax-1", 60)
+        found = await b.trials.trajectory("relax-1")
+        assert (found["input"], found["output"], found["reward"]) == (ASKED["input"], output, polled["reward"])
+        assert polled["artifact_ref"] == "/v1/trials/relax-1/trajectory"
+        assert await b.trials.show("relax-1") == polled
+        assert (await b.until(2))["artifact_ref"] is None
+        await refused(b.trials.trajectory("relax-2"), 404, "trajectory_unknown")
+        await refused(b.trials.trajectory("relax-3"), 404, "trial_unknown")
+        assert len(await b.store._run("SELECT * FROM trajectories")) == 1
+
+    bench(work)
+
+
+def test_a_trial_whose_model_was_never_called_has_no_trajectory(bench):
+    async def work(b):
+        await b.create(1, complete, keeps_trajectory=True)
+        assert (await b.until(1))["artifact_ref"] is None
+        await refused(b.trials.trajectory("relax-1"), 404, "trajectory_unknown")
+
+    bench(work)
+
+
+def test_a_trajectory_that_could_not_be_saved_is_served_from_memory(bench):
+    async def work(b):
+        answering(b)
+        heal = b.break_store("keep_trajectory")
+        await b.create(1, saying(with_items), keeps_trajectory=True)
+        await b.until(1)
+        assert (await b.trials.trajectory("relax-1"))["output"][-1] == {"type": "message"}
+        heal()
+        await b.trials._purge()
+        assert not b.trials._unsaved and (await b.trials.trajectory("relax-1"))["input"] == ASKED["input"]
 
     bench(work)
 
