@@ -45,17 +45,9 @@ def reasons_of(samples):
     return found
 
 
-def groups_of(samples):
-    """(group of each sample, [{"input", "ground_truth"}] of each group): samples of one row share a group."""
-    numbers, tasks, grouped = {}, [], []
-    for nth, sample in enumerate(samples):
-        key = (sample["row"], sample["row_id"], sample["category"])
-        key = (*key, nth) if sample["row_id"] is None else key
-        if key not in numbers:
-            numbers[key] = len(tasks)
-            tasks.append({"input": _items(sample["input"]), "ground_truth": sample["ground_truth"]})
-        grouped.append(numbers[key])
-    return grouped, tasks
+def tasks_of(samples):
+    """{row: {"input", "ground_truth"}}: what the samples of one row share, held once."""
+    return {each["row"]: {"input": _items(each["input"]), "ground_truth": each["ground_truth"]} for each in samples}
 
 
 def _items(prompt):
@@ -69,11 +61,11 @@ def task_text(prompt):
     return asked[-1][:TASK_SHOWN] if asked and isinstance(asked[-1], str) else ""
 
 
-def index_of(source, sample, reason, group):
+def index_of(sample, reason):
     """What the table shows of a sample."""
     label = sample["repeat"] if sample["step"] in (None, 0) else f"{sample['step']}.{sample['repeat']}"
     return {
-        "group": group,
+        "group": sample["row"],
         "row_id": sample["row_id"],
         "category": sample["category"],
         "label": str(label if label is not None else "–"),
@@ -126,7 +118,6 @@ def write(path, source):
     """Put the report at `path`. Returns the page's summary. Raises Failure."""
     samples = source.samples
     reasons = reasons_of(samples)
-    grouped, tasks = groups_of(samples)
     run = {
         "kind": source.kind,
         "title": source.name,
@@ -134,15 +125,15 @@ def write(path, source):
         "label": LABELS[source.kind],
         "facts": facts_of(source.facts),
         "warnings": warnings_of(source, reasons),
-        "samples": [index_of(source, *each) for each in zip(samples, reasons, grouped, strict=True)],
-    } | report_summary.summary(samples, reasons, grouped)
+        "samples": [index_of(*each) for each in zip(samples, reasons, strict=True)],
+    } | report_summary.summary(samples, reasons)
     page, _ = inline_page.load("report.html")
     head, _, tail = page.partition(inline_page.DATA_PLACE)
     beside = path.with_name(path.name + ".part")
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(head + inline_page.data("run", run))
-            file.writelines(inline_page.data(f"t{nth}", task) for nth, task in enumerate(tasks))
+            file.writelines(inline_page.data(f"t{nth}", task) for nth, task in tasks_of(samples).items())
             file.writelines(map(_details, range(len(samples)), samples, reasons))
             file.write(tail)
         os.replace(beside, path)

@@ -1,24 +1,25 @@
 """What a report is about: the samples of an evaluation result, of rollout dumps, or of the last run, in one shape.
 
-A sample is {"row_id", "category", "repeat", "step", "status", "reward", "error", "seconds", "usage",
-"metrics", "request_id", "input", "ground_truth", "output"}; what a source does not tell is None, and
-`input` and `output` are Responses items. Guarantees: a ground truth is taken from a rows file only
+A sample is {"row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds", "usage",
+"metrics", "request_id", "input", "ground_truth", "output"}; what a source does not tell is None,
+`input` and `output` are Responses items, and samples with the same `row` are of one row. Guarantees: a ground truth is taken from a rows file only
 for the row of the same id and category; a fault of the files is named by file and line. Only reads.
 """
 
-import json
+import math
 from pathlib import Path
 
-import rollout_dump
+import eval_files
 import rows
 import runs
 import transcript
 from settings import ROOT
 from terminal import Failure
 
-RESULT, ROLLOUTS, FAILURES = "config.json", "rollouts.jsonl", "failures.jsonl"
+EVALUATION = (eval_files.CONFIG, eval_files.ROLLOUTS, eval_files.FAILURES, eval_files.RESULT)
 DUMPS = Path("rollout_result", "train")
-CALL, OUTPUT = "function_call", "function_call_output"
+KEYS = ("row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds", "usage")
+KEYS += ("metrics", "request_id", "input", "ground_truth", "output")
 
 
 class Source:
@@ -39,22 +40,22 @@ def find(settings):
     for path in runs.rehearsals(settings):
         if path.stem == named:
             return of_path(settings, path)
-    known = sorted(path.parent.name for path in (settings.DATA_ROOT / "eval").glob(f"*/{RESULT}"))
+    known = sorted(path.parent.name for path in (settings.DATA_ROOT / "eval").glob(f"*/{eval_files.CONFIG}"))
     have = f"evaluations there: {', '.join(known)[:300]}" if known else "`make eval` writes evaluations"
     raise Failure(f"RUN={named}: no file, no folder, and no evaluation in {settings.DATA_ROOT}/eval; {have}")
 
 
 def of_path(settings, path):
     """The run in a file or folder. Raises Failure."""
-    if path.is_file() and path.name in (RESULT, ROLLOUTS, FAILURES, "result.json"):
+    if path.is_file() and path.name in EVALUATION:
         path = path.parent
     if path.is_file():
         return of_run(settings, runs.of_dump(path))
-    if (path / RESULT).is_file():
+    if (path / eval_files.CONFIG).is_file():
         return of_evaluation(path)
     folder = next((each for each in (path, path / DUMPS) if any(each.glob("*.jsonl"))), None)
     if folder is None:
-        raise Failure(f"RUN={path}: holds neither {RESULT} of an evaluation nor *.jsonl of rollouts")
+        raise Failure(f"RUN={path}: holds neither {eval_files.CONFIG} of an evaluation nor *.jsonl of rollouts")
     dumps = sorted(folder.glob("*.jsonl"))
     return of_run(settings, runs.Run(path.name, folder, [each for dump in dumps for each in runs.of_dump(dump).samples]))
 
@@ -63,52 +64,21 @@ def of_path(settings, path):
 
 
 def of_evaluation(folder):
-    """The result folder of `make eval`."""
-    config = read_object(folder / RESULT)
-    graded = [_evaluated(item) for item in read_lines(folder / ROLLOUTS)]
-    failed = [_evaluated(item) for item in read_lines(folder / FAILURES)]
-    # A failed sample's line does not repeat the row; another repeat of the row may hold it.
-    shared = {item["row_id"]: item for item in graded}
+    """The result folder of `make eval`, finished or not."""
+    found = eval_files.read_folder(folder)
+    graded, failed = map(_evaluated, found.samples), list(map(_evaluated, found.failures))
+    # A failed sample's line does not repeat the row; another repeat of it does.
+    shared = {item["row"]: item for item in found.samples}
     for item in failed:
-        known = shared.get(item["row_id"], {})
+        known = shared.get(item["row"], {})
         item |= {key: known.get(key) for key in ("input", "ground_truth") if item[key] is None}
-    samples = sorted(graded + failed, key=lambda item: (item["row"], item["repeat"] or 0))
-    return Source("evaluation", folder.name, config, folder / "report.html", samples)
+    samples = sorted([*graded, *failed], key=lambda item: (item["row"], item["repeat"]))
+    return Source("evaluation", folder.name, found.config, folder / "report.html", samples)
 
 
 def _evaluated(item):
-    """One line of rollouts.jsonl or failures.jsonl as a sample."""
-    named = ("row", "row_id", "category", "repeat", "status", "reward", "seconds", "usage", "metrics", "request_id")
-    made = {key: item.get(key) for key in (*named, "error", "input", "ground_truth", "output")}
-    return made | {"step": None}
-
-
-def read_object(path):
-    """A JSON object of a file. Raises Failure."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise Failure(f"{path}: {getattr(error, 'strerror', None) or 'not JSON'}; `make eval` writes it") from None
-    if not isinstance(found, dict):
-        raise Failure(f"{path}: not a JSON object; `make eval` writes it")
-    return found
-
-
-def read_lines(path):
-    """The objects of a JSON Lines file, [] where there is none. Raises Failure with file and line."""
-    found = []
-    if not path.exists():
-        return found
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                item = json.loads(line)
-            except (ValueError, RecursionError):
-                raise Failure(f"{path}:{number}: not JSON; `make eval` with the same variables mends it") from None
-            if not isinstance(item, dict) or "row_id" not in item:
-                raise Failure(f"{path}:{number}: not a sample of an evaluation")
-            found.append(item)
-    return found
+    """One line of an evaluation as a sample."""
+    return {key: item.get(key) for key in KEYS}
 
 
 # --- rollout dumps -------------------------------------------------------------------------
@@ -119,6 +89,7 @@ def of_run(settings, run):
     trained = not any("row_id" in item for _, item in run.samples)
     known = {} if trained else rows_by_id(settings)
     samples = [_dumped(item, known) for _, item in run.samples]
+    number_rows(samples)
     path = run.dumps
     target = path.with_suffix(".html") if path.is_file() else path / "report.html"
     return Source("training" if trained else "rehearsal", run.id, {"dump": str(path)}, target, samples)
@@ -128,6 +99,16 @@ def rows_by_id(settings):
     """{row id: row} of the rows that NEMO_GYM_SOURCE_DATA or SPLIT names, {} where there are none."""
     path = settings.rows_path()
     return {row["id"]: row for row in rows.read_rows(path)} if path.exists() else {}
+
+
+def number_rows(samples):
+    """Number the rows of dumped samples as they come: by the row's id, else by group; else each is a row of its own."""
+    numbers = {}
+    for nth, sample in enumerate(samples):
+        group = None if sample["row"] is None else (sample["step"], sample["row"])
+        key = ("alone", nth) if group is None else ("group", *group)
+        key = key if sample["row_id"] is None else ("id", sample["row_id"], sample["category"])
+        sample["row"] = numbers.setdefault(key, len(numbers))
 
 
 def _dumped(item, known):
@@ -142,7 +123,7 @@ def _dumped(item, known):
         "repeat": item.get("sample_index"),
         "step": item.get("rollout_id"),
         "status": item["status"],
-        "reward": item["reward"],
+        "reward": None if item.get("error") else _finite(item["reward"]),
         "error": _fault(item),
         "seconds": item.get("seconds"),
         "usage": None if None in tokens else {"input_tokens": tokens[0], "output_tokens": tokens[1]},
@@ -154,13 +135,19 @@ def _dumped(item, known):
     }
 
 
+def _finite(reward):
+    """A reward that is a number, or None."""
+    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and math.isfinite(reward)
+    return reward if number else None
+
+
 def _fault(item):
-    if item.get("error"):
-        return {"code": "no_reward", "cause": str(item["error"])}
+    if item.get("error") or _finite(item["reward"]) is None:
+        return {"code": "no_reward", "cause": str(item.get("error") or f"reward {item['reward']!r}")}
     return {"code": str(item["truncated_by"])} if item.get("truncated_by") else None
 
 
 def calls(sample):
     """The tool calls that the verifier saw, in order: [{"name", "arguments"}]."""
-    made = [item for item in sample["output"] or [] if isinstance(item, dict) and item.get("type") == CALL]
+    made = [item for item in sample["output"] or [] if isinstance(item, dict) and item.get("type") == "function_call"]
     return [{"name": str(item.get("name")), "arguments": item.get("arguments")} for item in made]

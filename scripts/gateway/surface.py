@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
+from gateway import page
 from gateway.protocol import ROLLOUT_KEY, VERSION, ApiError, CreatePayload, parse_json, unfit
 
 MAX_WAIT_S = 60
@@ -177,6 +178,7 @@ def public(settings, trials, registry, health):
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    page.add(app, settings, trials, health)
     return app
 
 

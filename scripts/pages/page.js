@@ -59,7 +59,7 @@ function bar(value, low = null, high = null, kind = "bar") {
     if (value) drawn.append(shape("rect", { class: kind, width: at(value), height: "10", y: "3", rx: "2" }));
   } else {
     drawn.append(shape("rect", { class: "bar", x: at(low), width: at(high - low), height: "10", y: "3", rx: "2" }));
-    if (value !== null) drawn.append(shape("circle", { class: "dot", cx: at(value), cy: "8", r: "5.5" }));
+    if (value !== null) drawn.append(shape("circle", { class: "dot", cx: at(value), cy: "8", r: "4.5" }));
   }
   return drawn;
 }

@@ -1,6 +1,7 @@
 // One sample, opened: why it earned what it earned, what differs, and every message and call.
 
 const CLIP = 3000;
+const ROWS = 200;
 let current = null;
 
 // Long text in steps: the first part, and a button for more.
@@ -77,11 +78,30 @@ function argumentList(text) {
   return element("dl", { class: "arguments" }, Object.entries(value).map(([name, each]) => [element("dt", {}, name), element("dd", {}, long(plain(each)))]));
 }
 
+function isFlat(value) {
+  return isObject(value) && Object.values(value).every((each) => typeof each !== "object" || each === null);
+}
+
+// What a search found: objects alike as a table, which scrolls within itself.
+function cells(list) {
+  const names = [...new Set(list.flatMap(Object.keys))];
+  const head = element("tr", {}, names.map((name) => element("th", { scope: "col" }, name)));
+  const lines = list.map((each) => element("tr", {}, names.map((name) => element("td", {}, name in each ? long(plain(each[name])) : ""))));
+  return element("div", { class: "cells", tabindex: "0", role: "region", "aria-label": "found" }, element("table", {}, element("thead", {}, head), element("tbody", {}, lines)));
+}
+
+function found(value) {
+  if (Array.isArray(value) && value.length && value.length <= ROWS && value.every(isFlat)) return cells(value);
+  if (isFlat(value)) return element("p", { class: "note" }, Object.entries(value).map(([name, each]) => `${name} ${plain(each)}`).join(" · "));
+  return long(plain(value), { class: typeof value === "string" ? "prose" : "code prose" });
+}
+
 function resultBody(output) {
   const value = typeof output === "string" ? parsed(output) : output;
   const inner = isObject(value) && Object.keys(value).length === 1 && "output" in value ? value.output : value;
   if (inner === undefined) return long(plain(output), { class: "code prose" });
-  return long(plain(inner), { class: typeof inner === "string" ? "prose" : "code prose" });
+  if (isObject(inner) && !isFlat(inner)) return Object.values(inner).map(found);
+  return found(inner);
 }
 
 function call(item, step, result, nth) {
