@@ -150,8 +150,6 @@ def _details(nth, sample, reason):
 def main():
     settings, args = variables.from_command_line(__doc__, *OPTIONS, configure=add_options)
     source = report_samples.find(settings)
-    if not source.samples:
-        raise Failure(f"{source.name}: holds no samples")
     path = args.out or source.target
     run = write(path, source)
     rate = run["rate"]

@@ -30,8 +30,14 @@ class Source:
 
 
 def find(settings):
-    """The run that RUN names, or the newest rehearsal or training. Raises Failure."""
-    named = settings.RUN
+    """The run that RUN names, or the newest rehearsal or training. Raises Failure, also where it holds no sample."""
+    source = _find(settings, settings.RUN)
+    if not source.samples:
+        raise Failure(f"{source.name}: holds no samples; there is nothing to report")
+    return source
+
+
+def _find(settings, named):
     if not named:
         return of_run(settings, runs.newest(settings))
     for path in (Path(named).expanduser(), ROOT / named, settings.DATA_ROOT / "eval" / named):
@@ -130,7 +136,7 @@ def _dumped(item, known):
         "metrics": {"model_calls": item["agent_turns"]},
         "request_id": item.get("request_id"),
         "input": item.get("input") or row.get(rows.WRAPPER, {}).get("input"),
-        "ground_truth": item.get("ground_truth") or row.get("ground_truth"),
+        "ground_truth": row.get("ground_truth") if item.get("ground_truth") is None else item["ground_truth"],
         "output": transcript.items(item["response"] or ""),
     }
 

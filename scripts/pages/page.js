@@ -47,8 +47,12 @@ function number(value, digits = 1) {
   return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits);
 }
 
+function clipped(text, length) {
+  return text.length > length ? `${text.slice(0, length - 1)}…` : text;
+}
+
 function shortCategory(name) {
-  return String(name ?? "–").replace(/^workplace_assistant_/, "").replaceAll("_", " ");
+  return clipped(String(name ?? "–").replace(/^workplace_assistant_/, "").replaceAll("_", " "), 40);
 }
 
 // A bar from 0 to `value` (a share), or a dot at it within its interval.

@@ -174,7 +174,7 @@ function drawRow(sample) {
   const open = element("button", { class: "plain", type: "button" }, sample.task || "(no task text)");
   const facts = [`row ${sample.row_id ?? "–"}`, shortCategory(sample.category), `${run.label.toLowerCase()} ${sample.label}`, sample.status, `${sample.calls} calls`];
   const task = element("td", { class: "task" }, open, element("p", {}, sample.why), element("p", { class: "narrow note" }, facts.join(" · ")));
-  const small = (value, kind = "") => element("td", { class: `wide small ${kind}` }, value);
+  const small = (value, kind = "") => element("td", { class: `wide small ${kind}` }, clipped(String(value), 60));
   return element(
     "tr",
     { id: `row-${sample.index}`, onclick: () => openSample(sample.index) },

@@ -155,8 +155,8 @@ function differences(found) {
     return element(
       "tr",
       {},
-      cell("table", "name", each.table), cell("row", "number", each.row ?? "–"), cell("column", "name", each.column ?? "whole row"),
-      cell("policy", "policy", stateValue(each.policy, mine)), cell("ground truth", "truth", stateValue(each.truth, wanted)),
+      cell("table", "", each.table), cell("row", "number", each.row ?? "–"), cell("column", "", each.column ?? "whole row"),
+      cell("this sample", "policy", stateValue(each.policy, mine)), cell("ground truth", "truth", stateValue(each.truth, wanted)),
     );
   });
   const heads = ["Table", "Row", "Column", "This sample", "Ground truth"].map((title) => element("th", { scope: "col" }, title));

@@ -90,25 +90,28 @@ class Browser:
         """A new page, so many CSS pixels wide."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self.pages[session] = Page(self, session)
+        page = self.pages[session] = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
         page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", features=[scheme])
-        page.height = height
         return page
 
 
 class Page:
     """One page: `requests` (URLs), `errors` (console, exceptions, dialogs), in order."""
 
-    def __init__(self, browser, session):
-        self.browser, self.session = browser, session
+    def __init__(self, browser, session, target):
+        self.browser, self.session, self.target = browser, session, target
         self.requests, self.errors, self._loads = [], [], 0
 
     def send(self, method, **params):
         return self.browser.send(method, self.session, **params)
+
+    def close(self):
+        self.browser.send("Target.closeTarget", targetId=self.target)
+        del self.browser.pages[self.session]
 
     def note(self, method, params):
         if method == "Network.requestWillBeSent":
