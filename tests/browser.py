@@ -86,7 +86,7 @@ class Browser:
             page.note(message.get("method"), message.get("params", {}))
         return message
 
-    def page(self, width, height=900, dark=False):
+    def page(self, width, height=900):
         """A new page, so many CSS pixels wide."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -94,8 +94,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
         page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.send("Emulation.setEmulatedMedia", features=[scheme])
+        page.prefer(dark=False)
         return page
 
 
@@ -108,6 +107,11 @@ class Page:
 
     def send(self, method, **params):
         return self.browser.send(method, self.session, **params)
+
+    def prefer(self, dark):
+        """Show it to a reader who prefers dark pages, or light ones."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def close(self):
         self.browser.send("Target.closeTarget", targetId=self.target)

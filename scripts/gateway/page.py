@@ -8,8 +8,9 @@ are not shown to anybody.
 
 import hmac
 
+import orjson
 from fastapi import Request
-from fastapi.responses import HTMLResponse, ORJSONResponse
+from fastapi.responses import HTMLResponse, Response
 
 import inline_page
 
@@ -38,7 +39,8 @@ def add(app, settings, trials, health):
     @app.api_route("/status.json", methods=METHODS, include_in_schema=False)
     async def status(request: Request):
         details = trusted(request)
-        return ORJSONResponse(shown(settings, trials, health(), details), headers=HEADERS)
+        text = orjson.dumps(shown(settings, trials, health(), details))
+        return Response(text, media_type="application/json", headers=HEADERS)
 
 
 def shown(settings, trials, state, details):

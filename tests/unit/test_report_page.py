@@ -8,7 +8,7 @@ import pytest
 
 import report_runs
 from looks import WIDTHS, assert_fits
-from report_runs import HOSTILE, REPLY
+from report_runs import HOSTILE
 from settings import ROOT
 
 ROWS = "document.querySelectorAll('#rows tr').length"
@@ -31,10 +31,9 @@ def report(browser, tmp_path_factory):
     return write(tmp_path_factory.mktemp("page"))
 
 
-@pytest.fixture(params=[(360, False), (360, True), (1400, False), (1400, True)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(params=WIDTHS)
 def page(browser, report, request):
-    width, dark = request.param
-    opened = browser.page(width, dark=dark)
+    opened = browser.page(request.param)
     opened.open(report)
     yield opened
     assert opened.requests == [report], "a request left the page"
@@ -42,7 +41,9 @@ def page(browser, report, request):
     opened.close()
 
 
-def test_it_fits_and_can_be_read_on_its_first_screen_and_in_every_sample(page):
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_fits_and_can_be_read_on_its_first_screen_and_in_every_sample(page, dark):
+    page.prefer(dark)
     assert_fits(page)
     for nth in range(9):
         page.run(f"openSample({nth})")
@@ -74,7 +75,7 @@ def test_filters_narrow_the_table_and_can_be_cleared(page):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("EMAIL_DELETE", 5), ("00000487", 4), ("</script>", 7), ("\u202edesrever", 7), ("nothing differs", 2), (".*", 0)],
+    [("EMAIL_DELETE", 4), ("00000487", 3), ("</script>", 5), ("\u202edesrever", 5), ("nothing differs", 2), (".*", 0)],
 )
 def test_text_is_sought_in_tasks_calls_results_and_reasons(page, text, count):
     page.type("#text", text)
@@ -166,7 +167,7 @@ def test_many_large_samples_stay_usable(browser, tmp_path):
     """As many as a split has, four tries each, 20 KB of trajectory: drawn in parts, found by their text."""
     filler = "a long answer, with nothing in it. " * 600
     graded = [
-        report_runs.sample(row, repeat, 1.0, [*report_runs.right(), report_runs.message(f"needle-{row}-{repeat} {filler}")], calls=(REPLY,))
+        report_runs.sample(row, repeat, 1.0, [report_runs.message(f"needle-{row}-{repeat} {filler}")], calls=())
         for row in range(545)
         for repeat in range(4)
     ]  # fmt: skip
