@@ -68,6 +68,20 @@ report: ## Write one HTML file about a run (RUN=evaluation, dump or folder; the 
 gym-down: ## End the environment's servers
 	@scripts/run.sh gym_down
 
+##@ Evaluation
+
+.PHONY: audit
+audit: ## Audit the rows of a SPLIT through the verifier: floor, ceiling, repeats, prompt sizes
+	@scripts/run.sh audit
+
+.PHONY: eval
+eval: ## Evaluate the model at MODEL_URL on the rows of a SPLIT (REPEATS=4 WIRE=responses|chat)
+	@scripts/run.sh eval
+
+.PHONY: compare
+compare: ## Compare two evaluations or rollout dumps (BASE=… CANDIDATE=…), paired by row
+	@scripts/run.sh compare
+
 ##@ Development
 
 .PHONY: test

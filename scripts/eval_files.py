@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -141,20 +142,36 @@ def write_json(path, value):
         raise Failure(f"{path}: {error.strerror}") from None
 
 
+def move_aside(path):
+    """Give an evaluation's folder another name; the new path. Raises Failure if a process writes there."""
+    moved = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    with locked(path):
+        try:
+            os.rename(path, moved)
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}") from None
+    return moved
+
+
+def locked(path):
+    """The folder's lock, taken until it is closed. Raises Failure if another process has it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Failure(f"{path}: another evaluation writes there; wait for it, or set another EVAL_NAME") from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+    return lock
+
+
 class Writer:
     """The one process that adds to an evaluation's folder; `done` holds the places (row, repeat) with a reward."""
 
     def __init__(self, path, config):
         """Begin or go on. Raises Failure if another process writes there, or if it was begun otherwise."""
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Failure(f"{path}: another evaluation writes there; wait for it, or set another EVAL_NAME") from None
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror}") from None
+        self.path, self._lock = path, locked(path)
         self._begin(config)
         samples, size = read_lines(path / ROLLOUTS, SAMPLE_KEYS)
         self.done = set(_by_place(samples))

@@ -10,7 +10,6 @@ kind, with the setting that cures it. They judge the endpoint's parsing, not the
 import json
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import rows
@@ -114,7 +113,7 @@ def _hint(endpoint, fault):
 
 def crowd(endpoint, task_rows, count, tries, seconds):
     """Send `count` calls at once: [Finding]. The rows are gone through again where there are fewer."""
-    wanted = calls_of(task_rows)
+    wanted, findings = calls_of(task_rows), [Finding(FAILED, "no answer")] * count
     start = threading.Barrier(count)
 
     def one(index):
@@ -122,12 +121,17 @@ def crowd(endpoint, task_rows, count, tries, seconds):
         start.wait()
         try:
             raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
-            return judge(endpoint, raw)
+            findings[index] = judge(endpoint, raw)
         except ModelError as fault:
-            return Finding(FAILED, fault.message)
+            findings[index] = Finding(FAILED, fault.message)
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
+    # Daemons, so that Ctrl-C need not wait for what the endpoint still owes.
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return findings
 
 
 def _patiently(ask, tries, seconds):

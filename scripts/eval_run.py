@@ -19,6 +19,7 @@ from terminal import Failure
 
 # What the model API answers for an endpoint that gave up: the Gateway asks no second time.
 GAVE_UP = 424
+KEPT = "what was done is kept, and the same command does the rest"
 STOP_S = 3
 
 
@@ -81,7 +82,7 @@ class Sampler:
         return session_client.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
 
     def _trial(self, gateway, payload):
-        """(terminal snapshot, trajectory) of a trial; a Gateway that is lost ends it as failed. Raises Failure."""
+        """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""
         trial = self._live[payload["request_id"]] = Trial(gateway, payload)
         try:
             snapshot = trial.finish()
@@ -89,6 +90,8 @@ class Sampler:
             if snapshot.get("artifact_ref"):
                 kept = gateway.insist(lambda: gateway.exchange("GET", snapshot["artifact_ref"]))
         except GaveUp as fault:
+            if not gateway.answered:
+                raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None
             trial.abort()
             return lost(payload["request_id"], str(fault)), {}
         except ClientError as fault:

@@ -40,12 +40,17 @@ def read_rows(path, limit=0):
     Blank lines are skipped. Raises Failure with file, line and key at the first bad row,
     and when the file cannot be read or holds no row.
     """
+    return [row for _, row in read_numbered(path, limit)]
+
+
+def read_numbered(path, limit=0):
+    """The same as [(line number, row)]."""
     path, rows = Path(path), []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_read_line(line.rstrip(), f"{path}:{number}"))
+                    rows.append((number, _read_line(line.rstrip(), f"{path}:{number}")))
                 if limit and len(rows) == limit:
                     break
     except OSError as error:

@@ -37,9 +37,28 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "shared_data: needs the task rows beside the clone; skipped without them")
 
 
+# The longest first, so that no worker is left alone with one at the end.
+FIRST = ("training", "docker", "chain")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
+    share_out(items)
     if SHARED_DATA.is_dir():
         return
     for item in items:
         if item.get_closest_marker("shared_data"):
             item.add_marker(pytest.mark.skip(reason="no task rows beside the clone"))
+
+
+def share_out(items):
+    """What each worker takes as a whole: tests that share a server, a container, or what their file set up once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            folder = item.path.parent.name
+            item.add_marker(pytest.mark.xdist_group(folder if folder in FIRST else item.path.stem))
+    groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
+    order = {
+        id(item): FIRST.index(name) if name in FIRST else len(FIRST) for item, name in zip(items, groups, strict=True)
+    }
+    items.sort(key=lambda item: order[id(item)])

@@ -70,6 +70,11 @@ def test_any_other_broken_line_is_named(path, writer, text):
 def test_only_one_process_writes(path, writer):
     with pytest.raises(Failure, match="another evaluation writes there"):
         eval_files.Writer(path, CONFIG)
+    with pytest.raises(Failure, match="another evaluation writes there"):
+        eval_files.move_aside(path)
+    writer.close()
+    moved = eval_files.move_aside(path)
+    assert not path.exists() and eval_files.read(moved).config == CONFIG
 
 
 def test_a_changed_configuration_is_refused_by_field_and_values_and_a_moved_file_is_none(path, writer):
