@@ -12,11 +12,11 @@ within the container. Remove it with `docker rm -f relax-train`.
 
 import socket
 
-import docker
 from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest
 
 import cluster
+import docker
 import ray_container
 import settings as variables
 import terminal

@@ -106,7 +106,7 @@ def warnings_of(source, reasons):
     odd = sum(reason["why"].startswith("recorded reward") for reason in reasons)
     if odd:
         found.append(
-            f"{odd} recorded rewards are not those of a replay here; the ground truth or the environment may be another."
+            f"{odd} recorded rewards are not those of a replay here: the ground truth or the environment may differ."
         )
     unknown = sum(sample["reward"] is not None and sample["ground_truth"] is None for sample in source.samples)
     if unknown:

@@ -14,7 +14,7 @@ SHOWN_FAULTS = 3
 
 
 def explain(sample):
-    """{"why": text, "differences": [...], "steps": [one for each call], "replayed": True where states were compared}."""
+    """{"why": text, "differences": [...], "steps": [one for each call], "replayed": whether states were compared}."""
     made = report_samples.calls(sample)
     if sample["reward"] is None:
         return _found(f"ended without reward: {_named(sample['error']) or sample['status']}")

@@ -1,9 +1,10 @@
 """What a report is about: the samples of an evaluation result, of rollout dumps, or of the last run, in one shape.
 
-A sample is {"row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds", "usage",
-"metrics", "request_id", "input", "ground_truth", "output"}; what a source does not tell is None,
-`input` and `output` are Responses items, and samples with the same `row` are of one row. Guarantees: a ground truth is taken from a rows file only
-for the row of the same id and category; a fault of the files is named by file and line. Only reads.
+A sample is {"row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds",
+"usage", "metrics", "request_id", "input", "ground_truth", "output"}; what a source does not tell is
+None, `input` and `output` are Responses items, and samples with the same `row` are of one row.
+Guarantees: a ground truth is taken from a rows file only for the row of the same id and category; a
+fault of the files is named by file and line. Only reads.
 """
 
 import math
@@ -23,7 +24,7 @@ KEYS += ("metrics", "request_id", "input", "ground_truth", "output")
 
 
 class Source:
-    """A run to report on: its kind, its name, what is known of it as {name: value}, where its report goes, its samples."""
+    """A run to report on: kind, name, facts as {name: value}, the path its report goes to, and samples."""
 
     def __init__(self, kind, name, facts, target, samples):
         self.kind, self.name, self.facts, self.target, self.samples = kind, name, facts, target, samples
@@ -63,7 +64,9 @@ def of_path(settings, path):
     if folder is None:
         raise Failure(f"RUN={path}: holds neither {eval_files.CONFIG} of an evaluation nor *.jsonl of rollouts")
     dumps = sorted(folder.glob("*.jsonl"))
-    return of_run(settings, runs.Run(path.name, folder, [each for dump in dumps for each in runs.of_dump(dump).samples]))
+    return of_run(
+        settings, runs.Run(path.name, folder, [each for dump in dumps for each in runs.of_dump(dump).samples])
+    )
 
 
 # --- evaluations ---------------------------------------------------------------------------
@@ -137,7 +140,7 @@ def _dumped(item, known):
         "request_id": item.get("request_id"),
         "input": item.get("input") or row.get(rows.WRAPPER, {}).get("input"),
         "ground_truth": row.get("ground_truth") if item.get("ground_truth") is None else item["ground_truth"],
-        "output": transcript.items(item["response"] or ""),
+        "output": transcript.paired(transcript.items(item["response"] or "")),
     }
 
 

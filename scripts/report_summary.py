@@ -67,7 +67,9 @@ def _several(graded):
     most = max((count for _, count in rows), default=0)
     if most < 2:
         return []
-    any_of, all_of = (eval_metrics.by_k(rows, chance)[str(most)] for chance in (eval_metrics.pass_at, eval_metrics.pass_all))
+    any_of, all_of = (
+        eval_metrics.by_k(rows, chance)[str(most)] for chance in (eval_metrics.pass_at, eval_metrics.pass_all)
+    )
     return [
         (f"pass@{most}", f"{100 * any_of:.1f} %", f"one of {most} tries passes"),
         (f"pass^{most}", f"{100 * all_of:.1f} %", f"all of {most} tries pass"),

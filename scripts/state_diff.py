@@ -57,7 +57,7 @@ class Replay:
 def describe_fault(call, error):
     """Why a call could not be made, in words."""
     if isinstance(error, KeyError) and error.args == (call["name"],):
-        return "no such tool"
+        return "no such tool" if call["name"] else "no call that could be read"
     try:
         arguments = json.loads(call["arguments"])
     except (ValueError, TypeError, RecursionError):

@@ -17,41 +17,42 @@ BLOCK = re.compile(
 
 
 def items(text):
-    """The Responses items of a transcript, in order; calls and their results share a call_id."""
+    """The Responses items of a transcript, in order."""
     found, at = [], 0
     for block in BLOCK.finditer(text):
         found += _message(text[at : block.start()])
         found.append(KINDS[block[1]](block[2].strip("\n")))
         at = block.end()
-    found += _message(text[at:])
-    return _paired(found)
+    return found + _message(text[at:])
 
 
 def _message(text):
     text = MARKS.sub("", text).strip("\n")
-    return [{"type": "message", "role": "assistant", "content": text}] if text.strip() else []
+    content = [{"type": "output_text", "text": text}]
+    return [{"type": "message", "role": "assistant", "content": content}] if text.strip() else []
 
 
 def _call(text):
     try:
         call = json.loads(text)
         name, arguments = call["name"], call.get("arguments")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {"type": "function_call", "name": "(unreadable)", "arguments": text}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # What the model wrote in place of a call, as it stands.
+        return {"type": "function_call", "name": "", "arguments": text}
     # A text among the arguments is what the model wrote in place of an object.
     arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"type": "function_call", "name": str(name), "arguments": arguments}
 
 
 KINDS = {
-    "think": lambda text: {"type": "reasoning", "content": text},
+    "think": lambda text: {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
     "tool_call": _call,
     "tool_response": lambda text: {"type": "function_call_output", "output": text},
 }
 
 
-def _paired(found):
-    """Number calls and results in their order: the n-th result answers the n-th call."""
+def paired(found):
+    """The items with a call_id each for calls and results: the n-th result answers the n-th call."""
     counts = {"function_call": 0, "function_call_output": 0}
     for item in found:
         if item["type"] in counts:

@@ -17,11 +17,22 @@ import time
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Chromium reads commands from descriptor 3 and answers on 4.
-LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
-FLAGS = (
-    "--headless=new --remote-debugging-pipe --no-sandbox --no-proxy-server --disable-gpu --disable-dev-shm-usage "
-    "--no-first-run --disable-extensions --disable-background-networking --disable-component-update --disable-sync"
-).split()
+LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
+FLAGS = [
+    "--headless=new",
+    "--remote-debugging-pipe",
+    "--no-sandbox",
+    "--no-proxy-server",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 ANSWER_S = 60
 KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Escape": 27, "Enter": 13, "Tab": 9}
 

@@ -76,7 +76,12 @@ class Recent:
 
     def _categories(self):
         return [
-            {"category": name, "rewarded": count, "mean_reward": total / count if count else None, "unrewarded": without}
+            {
+                "category": name,
+                "rewarded": count,
+                "mean_reward": total / count if count else None,
+                "unrewarded": without,
+            }
             for name, (count, total, without) in sorted(self._rewards.items())
         ]
 

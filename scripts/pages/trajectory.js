@@ -105,7 +105,7 @@ function resultBody(output) {
 }
 
 function call(item, step, result, nth) {
-  const head = element("div", { class: "head" }, element("span", { class: "soft number" }, String(nth)), element("span", { class: "code" }, plain(item.name ?? "–")));
+  const head = element("div", { class: "head" }, element("span", { class: "soft number" }, String(nth)), element("span", { class: "code" }, plain(item.name || "–")));
   if (step?.fault) head.append(element("span", { class: "pill bad" }, step.fault.startsWith("malformed") ? "malformed arguments" : "not made"));
   const card = element("div", { class: "card call" }, head, argumentList(item.arguments));
   if (result) card.append(element("div", { class: "result" }, resultBody(result.output)));

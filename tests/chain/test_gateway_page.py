@@ -12,7 +12,8 @@ RUNNING = 2
 
 def figure(name):
     """The figure of a tile, as an expression."""
-    return f"[...document.querySelectorAll('#now dt')].find((each) => each.innerText === '{name}')?.nextSibling.firstChild.innerText"
+    label = f"[...document.querySelectorAll('#now dt')].find((each) => each.innerText === '{name}')"
+    return f"{label}?.nextSibling.firstChild.innerText"
 
 
 @pytest.fixture(scope="module")

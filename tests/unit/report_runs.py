@@ -3,7 +3,9 @@
 import json
 
 ALERT = "<img src=x onerror='window.harmed=1'><svg onload=window.harmed=1>"
-HOSTILE = f"</script><script>window.harmed=1</script>{ALERT}<!-- &lt;b&gt; \u2028\u2029 \u202edesrever\u202c \x00\x1b[31m"
+HOSTILE = (
+    f"</script><script>window.harmed=1</script>{ALERT}<!-- &lt;b&gt; \u2028\u2029 \u202edesrever\u202c \x00\x1b[31m"
+)
 SEARCH = ("email_search_emails", {"query": "report"})
 DELETE = ("email_delete_email", {"email_id": "00000487"})
 REPLY = ("email_reply_email", {"email_id": "00000057", "body": "Thanks."})
@@ -64,7 +66,10 @@ def samples():
     ]
 
 
-FAILED = [failure(3, 1, {"code": "deadline_exceeded"}, "truncated"), failure(4, 0, {"code": "agent_error", "cause": HOSTILE})]
+FAILED = [
+    failure(3, 1, {"code": "deadline_exceeded"}, "truncated"),
+    failure(4, 0, {"code": "agent_error", "cause": HOSTILE}),
+]
 
 
 def evaluation(folder, graded=None, failed=FAILED):

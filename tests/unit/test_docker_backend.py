@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import docker
 import pytest
 from docker.errors import APIError
 
 import build_image
+import docker
 import docker_backend
 import gym_up
 import settings as variables

@@ -78,7 +78,9 @@ def test_with_the_token_there_are():
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json"])
-@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405), ("DELETE", 405)])
+@pytest.mark.parametrize(
+    ("method", "status"), [("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405), ("DELETE", 405)]
+)
 def test_both_routes_only_show(path, method, status):
     answer = ask(None, path, method)
     assert answer.status_code == status

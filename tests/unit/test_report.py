@@ -26,7 +26,9 @@ DATA = re.compile(r'<script type="application/json" id="(\w+)">(.*?)</script>', 
 def load(folder, **changes):
     """Settings whose data and experiments lie in `folder`."""
     ours = {"DATA_ROOT": str(folder / "data"), "EXP_DIR": str(folder / "exp")}
-    return variables.load(environment=ours | {key: str(value) for key, value in changes.items()}, dotenv=Path(os.devnull))
+    return variables.load(
+        environment=ours | {key: str(value) for key, value in changes.items()}, dotenv=Path(os.devnull)
+    )
 
 
 def run_report(folder, *options, **changes):
@@ -222,20 +224,20 @@ def test_a_reward_that_a_replay_does_not_give_is_called_so(tmp_path):
 # --- transcripts ---------------------------------------------------------------------------
 
 
-def test_a_transcript_gives_its_items_back():
-    text = (
-        "<think>\nhm\n</think>\nI look.\n"
-        '<tool_call>\n{"name": "a", "arguments": {"x": "é"}}\n</tool_call>\n<tool_call>\n{"name": "b", "arguments": "{"}\n</tool_call>\n'
-        '<tool_response>\n{"output":"</tool_response> <tool_call>"}\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\nDone.'
-    )
-    assert transcript.items(text) == [
-        {"type": "reasoning", "content": "hm"},
-        {"type": "message", "role": "assistant", "content": "I look."},
+def test_a_transcript_gives_its_items_back_and_calls_meet_their_results():
+    calls = '<tool_call>\n{"name": "a", "arguments": {"x": "é"}}\n</tool_call>\n'
+    calls += '<tool_call>\n{"name": "b", "arguments": "{"}\n</tool_call>\n'
+    results = '<tool_response>\n{"output":"</tool_response> <tool_call>"}\n</tool_response>\n'
+    results += "<tool_response>\ntwo\n</tool_response>\n"
+    text = f"<think>\nhm\n</think>\nI look.\n{calls}{results}Done."
+    assert transcript.paired(transcript.items(text)) == [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        report_runs.message("I look."),
         {"type": "function_call", "name": "a", "arguments": '{"x": "é"}', "call_id": "call_1"},
         {"type": "function_call", "name": "b", "arguments": "{", "call_id": "call_2"},
         {"type": "function_call_output", "output": '{"output":"</tool_response> <tool_call>"}', "call_id": "call_1"},
         {"type": "function_call_output", "output": "two", "call_id": "call_2"},
-        {"type": "message", "role": "assistant", "content": "Done."},
+        report_runs.message("Done."),
     ]
 
 

@@ -43,7 +43,11 @@ KINDS = [
     ([], [create()], "calendar row 00000300 not created, ground truth creates it"),
     ([create(event_name="b")], [create()], "calendar row 00000300 event_name: “b”, ground truth has “a”"),
     ([create(event_name="A")], [create()], None),
-    ([move(CUSTOMER, "Proposal")], [move(CUSTOMER, "Won")], "customers row 00000189 status: “Proposal”, ground truth has “Won”"),
+    (
+        [move(CUSTOMER, "Proposal")],
+        [move(CUSTOMER, "Won")],
+        "customers row 00000189 status: “Proposal”, ground truth has “Won”",
+    ),
     ([create(), delete(FIRST)], [delete(FIRST), create()], None),
     ([create(duration=30)], [create()], "calendar row 00000300 duration: “30 (no text)”, ground truth has “30”"),
     ([create(duration=30)], [create(duration=60)], None),
@@ -81,7 +85,7 @@ def test_a_difference_shows_both_values_and_the_one_before():
         (("email_delete_email", "[" * 100_000), "malformed arguments: not JSON"),
         (("email_delete_email", "[1]"), "malformed arguments: not an object"),
         (("verify", {}), "no such tool"),
-        (("", {}), "no such tool"),
+        (("", {}), "no call that could be read"),
     ],
 )
 def test_a_call_that_cannot_be_made_says_why_and_changes_nothing(call, fault):
