@@ -64,6 +64,10 @@ train: ## Train on the cluster at RAY_ADDRESS (LIMIT=32; DRY_RUN=1 only plans)
 accept: ## Judge the last run, layer by layer
 	@scripts/run.sh accept
 
+.PHONY: report
+report: ## Write one HTML file about a run (RUN=evaluation, dump or folder; the last run without)
+	@scripts/run.sh report
+
 .PHONY: gym-down
 gym-down: ## End the environment's servers
 	@scripts/run.sh gym_down

@@ -6,12 +6,9 @@ dump has no configuration, no prompt and no ground truth, so those are empty; it
 apart by the tags of Qwen's format.
 """
 
-import json
-import re
-from contextlib import suppress
 from typing import NamedTuple
 
-TAGGED = re.compile(r"<(tool_call|tool_response|think)>\n?(.*?)\n?</\1>", re.DOTALL)
+import transcript
 
 
 class Evaluation(NamedTuple):
@@ -53,38 +50,5 @@ def _sample_of_dump(item, row, repeat):
         "seconds": item.get("seconds"),
         "input": [],
         "ground_truth": [],
-        "output": items_of_text(str(item["response"] or "")),
+        "output": transcript.items(str(item["response"] or "")),
     }
-
-
-def items_of_text(text):
-    """The items of a dump's text: calls, tool results and thoughts by their tags, messages between them."""
-    items, end = [], 0
-    for match in TAGGED.finditer(text):
-        items += _message(text[end : match.start()])
-        items.append(_TAGS[match[1]](match[2]))
-        end = match.end()
-    return [*items, *_message(text[end:])]
-
-
-def _message(text):
-    content = [{"type": "output_text", "text": text.strip()}]
-    return [{"type": "message", "role": "assistant", "content": content}] if text.strip() else []
-
-
-def _call(text):
-    with suppress(ValueError, RecursionError):
-        call = json.loads(text)
-        if isinstance(call, dict) and isinstance(call.get("name"), str):
-            arguments = call.get("arguments")
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            return {"type": "function_call", "name": call["name"], "arguments": arguments}
-    # What the model wrote in place of a call, as it stands.
-    return {"type": "function_call", "name": "", "arguments": text}
-
-
-_TAGS = {
-    "tool_call": _call,
-    "tool_response": lambda text: {"type": "function_call_output", "output": text},
-    "think": lambda text: {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
-}

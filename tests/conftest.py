@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import browser as headless
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 DEAD_PROXY = "http://127.0.0.1:9"
@@ -20,6 +22,15 @@ for name in ("no_proxy", "NO_PROXY", "MAKEFLAGS", "RAY_ADDRESS", "PYTHONDONTWRIT
     os.environ.pop(name, None)
 if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A headless browser, one for all tests; those that need it are skipped where there is none."""
+    if headless.find() is None:
+        pytest.skip("no Chromium on this machine: tests/browser.sh installs one")
+    with headless.Browser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
 
 
 def pytest_configure(config):

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway import page
 from gateway.openapi import document
 from gateway.protocol import ROLLOUT_KEY, ApiError, parse_json, unfit
 from gateway_client import read_token
@@ -185,6 +186,7 @@ def public(settings, trials, registry, health):
         ("GET", "/readyz", readyz),
         ("GET", "/metrics", metrics),
         ("GET", "/openapi.json", openapi),
+        *page.routes(settings, token, trials, health),
     )
     if token:
         app.add_middleware(Guard, token=token)

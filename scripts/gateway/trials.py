@@ -283,7 +283,7 @@ class Trials:
         self._unsaved[live.request.request_id] = (snapshot, ended, trajectory)
         await self._save(live.request.request_id)
         self.ended_count += 1
-        self.metrics.ended(trial.outcome, ended - live.created)
+        self.metrics.ended(trial.outcome, ended - live.created, live.request.run_request.get("category"))
         self._by_rollout.pop(live.rollout_id, None)
         del self.live[live.request.request_id]
         live.trial, live.request = trial, None

@@ -276,7 +276,7 @@ def test_an_unknown_trial_is_404(graph_started, method, path):
         ("DELETE", "/v1/trials/x", 405, "method_not_allowed"),
         ("POST", "/readyz", 405, "method_not_allowed"),
         ("GET", "/v1/trials/x/abort", 405, "method_not_allowed"),
-        ("GET", "/", 404, "route_unknown"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/other", 404, "route_unknown"),
         ("GET", "/docs", 404, "route_unknown"),
         ("POST", "/v1/trials/", 404, "route_unknown"),

@@ -7,6 +7,7 @@ import pytest
 import eval_dump
 import eval_files
 import rollout_dump
+import transcript
 from terminal import Failure
 
 CONFIG = {"format": 1, "rows": {"path": "a.jsonl", "sha256": "0" * 64, "count": 2}, "sampling": {"temperature": 1.0}}
@@ -146,9 +147,9 @@ def record(index, **more):
 
 
 def test_a_dumps_text_gives_its_items_back():
-    assert eval_dump.items_of_text(rollout_dump.transcript(ITEMS)) == ITEMS
-    assert eval_dump.items_of_text("") == []
-    assert eval_dump.items_of_text("<tool_call>\n{broken\n</tool_call>") == [
+    assert transcript.items(rollout_dump.transcript(ITEMS)) == ITEMS
+    assert transcript.items("") == []
+    assert transcript.items("<tool_call>\n{broken\n</tool_call>") == [
         {"type": "function_call", "name": "", "arguments": "{broken"}
     ]
 
