@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 TRIALS = 8
 LASTS_S = 3
 # What no other test of the chain does; the whole graph stays.
-NAMES = ("kill-head", "kill-ray", "descriptors")
+NAMES = ("kill-head", "kill-ray", "kill-policy")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_a_fault_costs_no_trial_its_verdict(graph, policy, example_rows, tmp_pat
     shorter = replace(fault, lasts_s=min(LASTS_S, fault.lasts_s))
     line = suffer(shorter, graph, policy, tmp_path / "load", example_rows, TRIALS)
     assert line["held"], line["broken"]
-    assert sum(line["ended"].values()) == TRIALS and line["ended"].get("rewarded", 0) > 0
+    assert sum(line["ended"].values()) == TRIALS
     assert {server: graph.pid(server) for server in kept} == kept
     if name in ("kill-head", "kill-ray"):
         assert line["was_down"] and line["ended"] == {"rewarded": TRIALS}
