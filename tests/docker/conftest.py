@@ -1,10 +1,10 @@
 """A real Docker engine for these tests, what they build on, and what makes them skip.
 
-With an engine alone they run whole: the base image is made of this machine (standin_base), NeMo
-Gym's repository of the installed release (standin_gym). Where the real ones are at hand, they are
-taken: IMAGE_TEST_BASE, an image to build on, and IMAGE_TEST_GIT, a bare repository of NeMo Gym that
-holds the pinned commit. Either repository is served from here by `git daemon`. The images stay for the
-next run, which then builds in seconds: relax-nemo-gym-standin:test and relax-nemo-gym:test.
+With an engine alone, the engine's own faults are tested, in seconds. The image itself takes minutes
+and is tested if IMAGE_TEST_BASE says what to build on: an image that stands in for the trainer's, or
+"standin", which has one made of this machine (standin_base). NeMo Gym's repository is made of the
+installed release (standin_gym), unless IMAGE_TEST_GIT names a bare one that holds the pinned commit;
+either is served from here by `git daemon`. The images stay for the next run, which then builds in seconds.
 """
 
 import os
@@ -52,6 +52,8 @@ def base(client):
         pytest.skip("the engine copies the whole image at each step of a build (storage driver vfs)")
     name = os.environ.get("IMAGE_TEST_BASE")
     if not name:
+        pytest.skip("IMAGE_TEST_BASE names no image to build on (standin: one made of this machine)")
+    if name == "standin":
         name = "relax-nemo-gym-standin:test"
         standin_base.make(client, name)
     try:

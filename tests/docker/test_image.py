@@ -58,21 +58,12 @@ class Stage:
         self.settings = variables.load(environment=self.texts, dotenv=Path(os.devnull))
         self.clone = clone
 
-    def start(self, script, **changes):
-        """Start a stage."""
-        command = [sys.executable, str(self.clone / "scripts" / script)]
-        environment = os.environ | self.texts | changes
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
     def run(self, script, **changes):
         """Run a stage to its end. Returns its output; fails the test if it fails."""
-        return output_of(self.start(script, **changes))
-
-
-def output_of(stage):
-    output, errors = stage.communicate()
-    assert stage.returncode == 0, output[-1000:] + errors[-3000:]
-    return output
+        command = [sys.executable, str(self.clone / "scripts" / script)]
+        ended = subprocess.run(command, env=os.environ | self.texts | changes, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
+        return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +77,9 @@ def installation(tmp_path_factory, base, git_source, clone):
 
 
 @pytest.fixture(scope="module")
-def building(installation):
+def build_output(installation):
     # The proxy leads nowhere: what reaches the network does so because no_proxy was passed as well.
-    return installation.start(
+    return installation.run(
         "build_image.py",
         http_proxy=f"http://{SECRET}:x@127.0.0.1:9",
         HTTPS_PROXY=f"http://{SECRET}:x@127.0.0.1:9",
@@ -98,20 +89,15 @@ def building(installation):
 
 
 @pytest.fixture(scope="module")
-def bare(installation, building):
-    """What the local graph makes of the compared rows, and its fingerprint; meanwhile the image is built."""
+def bare(installation, build_output):
+    """What the local graph makes of the compared rows, and its environment's fingerprint."""
     assert "backend=local" in installation.run("gym_up.py", GYM_BACKEND="local")
     environment = readiness(installation.settings)[1]["environment"]
     return {name: outcomes(installation.settings, name) for name in COMPARED}, environment
 
 
 @pytest.fixture(scope="module")
-def build_output(building, bare):
-    return output_of(building)
-
-
-@pytest.fixture(scope="module")
-def container(client, installation, build_output):
+def container(client, installation, bare):
     assert "backend=docker" in installation.run("gym_up.py")
     assert not local.ours(installation.settings)
     (found,) = docker_backend.ours(client, installation.settings)
@@ -134,7 +120,9 @@ def locked(folder, commit):
 
 
 def test_the_preflight_ran_ray_serve_with_the_bases_own_python(build_output):
-    assert ("Note: the base image has no Ray Serve" in build_output) == ("IMAGE_TEST_BASE" in os.environ)
+    if os.environ["IMAGE_TEST_BASE"] != "standin":
+        pytest.skip("whether that base has Ray Serve is not known here")
+    assert "Note: the base image has no Ray Serve" not in build_output
 
 
 def test_a_repository_without_the_pinned_commit_is_refused(client, installation, build_output, repository, tmp_path):
