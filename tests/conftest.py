@@ -58,7 +58,6 @@ def share_out(items):
             folder = item.path.parent.name
             item.add_marker(pytest.mark.xdist_group(folder if folder in FIRST else item.path.stem))
     groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
-    order = {
-        id(item): FIRST.index(name) if name in FIRST else len(FIRST) for item, name in zip(items, groups, strict=True)
-    }
+    ranks = [FIRST.index(name) if name in FIRST else len(FIRST) for name in groups]
+    order = dict(zip(map(id, items), ranks, strict=True))
     items.sort(key=lambda item: order[id(item)])
