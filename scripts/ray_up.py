@@ -76,13 +76,18 @@ def start(client, settings):
         raise
 
 
+def engine():
+    """A client of the Docker engine. Raises Failure."""
+    return docker_backend.connect(", or use a platform's Ray: set RAY_ADDRESS")
+
+
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
     # Imported here: the doctor knows every stage.
     import doctor
 
     doctor.at_start("ray-up", settings)
-    client = docker_backend.connect(", or use a platform's Ray: set RAY_ADDRESS")
+    client = engine()
     try:
         found = existing(client)
         if not (found and found.status == "running"):

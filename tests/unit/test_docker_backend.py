@@ -167,7 +167,7 @@ def test_host_paths_are_translated_below_the_clone_alone():
 
 def test_the_token_reaches_a_container_as_a_file_alone(tmp_path):
     settings = load(RUN_DIR=str(tmp_path), GATEWAY_TOKEN="never-show-me")
-    graph = docker_backend.DockerGraph(None, settings, None, gym_up.GRAPH_VARIABLES, None)
+    graph = docker_backend.DockerGraph(None, settings, None, gym_up.graph_variables(settings), None)
     given = graph.environment("f")
     assert "never-show-me" not in given.values()
     assert given["GATEWAY_TOKEN_FILE"] == "/state/gateway-token"
