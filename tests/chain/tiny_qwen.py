@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKS = [END, TURN, TURN_END, "<tool_call>", "</tool_call>", "<think>", "</think>"]
 CALLS = [
-    '<tool_call>{"name": "email_search_emails", "arguments": {"query": "%d"}}</tool_call>' % number
+    f'<tool_call>{{"name": "email_search_emails", "arguments": {{"query": "{number}"}}}}</tool_call>'
     for number in range(64)
 ]
 # The shape of Qwen's own: one turn a message, tools listed in the first, calls and results in tags.
@@ -26,7 +26,9 @@ Tools: {% for tool in tools %}{{ tool | tojson }}
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ (call.function or call) | tojson }}</tool_call>{% endfor %}<|im_end|>
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{{ (call.function or call) | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
