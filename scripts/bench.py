@@ -141,7 +141,10 @@ def listener(settings, name):
 
 
 def usage(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        raise Failure(f"server process {pid} ended during the bench; see logs/supervisor.log of its graph") from None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return (int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE_BYTES
 
