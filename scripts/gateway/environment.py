@@ -21,6 +21,9 @@ WATCH_EVERY_S = 0.5
 WATCH_TIMEOUT_S = 1.5
 RETRY_EVERY_S = 0.25
 EXCERPT = 300
+# Rollouts of a pair on their way to their first model call. Its servers are one thread each: a crowd that
+# begins at once would keep an agent from everything else, its health included, for as long as all of it takes.
+STARTS = 8
 
 
 class Unreached(Exception):
@@ -68,7 +71,8 @@ class Environment:
 class Pair:
     """An agent and its resource server behind their URLs. `on_lost(pair, Outcome)`: their rollouts are gone.
 
-    `trials` is the caller's count of those it has here; `ready` is set while both servers are up.
+    `trials` is the caller's count of those it has here, `starts` bounds those that begin; `ready` is set while
+    both servers are up.
     """
 
     def __init__(self, http, agent_url, resource_url, cleanup_timeout_s, on_lost):
@@ -76,7 +80,7 @@ class Pair:
         self.cleanup_timeout_s, self.on_lost, self.on_change = cleanup_timeout_s, on_lost, lambda: None
         self.up = {"agent": False, "resource": False}
         self.open_sessions, self.epoch = None, None
-        self.trials, self.ready = 0, asyncio.Event()
+        self.trials, self.ready, self.starts = 0, asyncio.Event(), asyncio.Semaphore(STARTS)
 
     # --- rollouts --------------------------------------------------------------------------
 

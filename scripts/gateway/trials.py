@@ -39,13 +39,21 @@ class Live:
         self.reached_environment = False
         self.prompt_items, self.history = None, None
         self.pair = None  # that runs it, from its start to its end
+        self.begins = None  # the pair, while the rollout is on its way to its first model call
 
     def place(self, pair):
         """Give the trial to a pair, or to none."""
+        self.has_begun()
         for one, change in ((self.pair, -1), (pair, 1)):
             if one:
                 one.trials += change
         self.pair = pair
+
+    def has_begun(self):
+        """Its turn among those that begin is another's."""
+        if self.begins:
+            self.begins.starts.release()
+            self.begins = None
 
     def settle(self, outcome):
         if self.trial.settle(outcome):
@@ -240,7 +248,7 @@ class Trials:
         await self._slots.acquire()
         # From here on `_own` gives the slot back, also if this task is cancelled at its next step.
         live.reached_environment = True
-        live.place(await self.environment.choose())
+        await self._place(live)
         if not live.trial.start():
             return aborted()
         self.metrics.started(self.wall() - live.created)
@@ -248,8 +256,17 @@ class Trials:
             try:
                 return await live.pair.run(live.rollout_id, live.request.run_request)
             except Unreached:
+                await self._place(live)
+
+    async def _place(self, live):
+        """Give the trial to a ready pair at which it is its turn to begin."""
+        live.place(None)
+        while live.pair is None:
+            live.place(await self.environment.choose())
+            await live.pair.starts.acquire()
+            live.begins = live.pair
+            if not live.pair.ready.is_set():
                 live.place(None)
-                live.place(await self.environment.choose())
 
     async def _clean(self, live):
         """Prove the trial's state gone: None, or the Fault. Whatever goes wrong here must not keep a trial live."""
@@ -308,6 +325,7 @@ class Trials:
         live = self._by_rollout.get(rollout_id)
         if live is None or live.trial.settled or live.trial.status is not Status.RUNNING:
             raise ApiError(410, "rollout_ended", "this rollout has ended")
+        live.has_begun()
         live.callbacks += 1
         began = time.monotonic()
         call = asyncio.create_task(self._forward(live, body))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway import trials as module
-from gateway.environment import Unreached
+from gateway.environment import STARTS, Unreached
 from gateway.model_calls import EndpointFault, TooManyCalls
 from gateway.protocol import ApiError, Endpoint, TrialRequest
 from gateway.store import Store
@@ -35,7 +35,7 @@ class MadeUpEnvironment:
     to an Outcome."""
 
     def __init__(self):
-        self.pairs, self.trials = [self], 0
+        self.pairs, self.trials, self.starts = [self], 0, asyncio.Semaphore(STARTS)
         self.ready, self.script, self.unclean = asyncio.Event(), {}, None
         self.ready.set()
         self.state, self.runs, self.most, self.cleaned = {}, [], 0, []
@@ -114,7 +114,7 @@ class Bench:
         while self.trials._tasks:  # cancelled, and soon gone
             await asyncio.sleep(0.001)
         assert not self.trials.live and not self.trials._by_rollout
-        assert self.environment.trials == 0
+        assert self.environment.trials == 0 and self.environment.starts._value == STARTS
         assert self.trials._slots._value == self.trials.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
 
     async def create(self, number, script=None, **more):
@@ -347,6 +347,27 @@ def test_a_trial_that_no_pair_takes_ends_in_time_without_any_clean_up(bench):
         assert ending(await b.until(1)) == ("truncated", None, "deadline_exceeded")
 
     bench(work)
+
+
+def test_a_crowd_begins_a_few_at_a_time_and_then_runs_all_at_once(bench):
+    """Until its model is called a rollout is one of STARTS; those behind it are neither running nor lost."""
+    crowd = STARTS + 5
+
+    async def work(b):
+        for number in range(crowd):
+            await b.create(number, hang)
+        await b.until(STARTS - 1, "running")
+        await asyncio.sleep(0.05)
+        assert len(b.environment.runs) == STARTS and b.trials.queued() == 5
+        for rollout_id, number in list(b.environment.state.items()):
+            if number != 0:
+                await b.trials.model_call(rollout_id, {"output": []})
+        await b.until(crowd - 1, "running")
+        assert len(b.environment.runs) == crowd and b.trials.queued() == 0
+        await b.trials.abort("relax-0")
+        await b.until(0)
+
+    bench(work, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=crowd)
 
 
 # --- admission -----------------------------------------------------------------------------
