@@ -197,9 +197,12 @@ class Graph(Surface):
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def resource_urls(self):
+        return [self.settings.local_url(resource) for _, resource in PAIRS]
+
     def open_sessions(self):
         """What the resource servers themselves count."""
-        urls = [f"{self.settings.local_url(resource)}/sessions" for _, resource in PAIRS]
+        urls = [f"{url}/sessions" for url in self.resource_urls()]
         return sum(httpx.get(url, trust_env=False).json()["open"] for url in urls)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import browser as headless
+from task_rows import SHARED_DATA
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED_DATA = ROOT.parent / "shared" / "data"
 DEAD_PROXY = "http://127.0.0.1:9"
 
 for name in ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"):
@@ -37,27 +37,34 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "shared_data: needs the task rows beside the clone; skipped without them")
 
 
-# The longest first, so that no worker is left alone with one at the end.
-FIRST = ("training", "docker", "chain")
+# What one worker takes as a whole: tests that share a server, a container, or what their file set up once. The
+# longest first, so that no worker is left alone with one at the end.
+FIRST = ("chain/test_training_cluster.py", "docker", "chain")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def share(nodeid):
+    """The share of a test, as one of FIRST or its file."""
+    file = nodeid.partition("::")[0]
+    return next((name for name in FIRST if name in (file, file.partition("/")[0])), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """In place of xdist's own groups, which write into the node's id, where this pytest no longer looks."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Shares(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return share(nodeid)
+
+    return Shares(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    share_out(items)
+    ranks = {name: rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(share(item.nodeid), len(FIRST)))
     if SHARED_DATA.is_dir():
         return
     for item in items:
         if item.get_closest_marker("shared_data"):
             item.add_marker(pytest.mark.skip(reason="no task rows beside the clone"))
-
-
-def share_out(items):
-    """What each worker takes as a whole: tests that share a server, a container, or what their file set up once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            folder = item.path.parent.name
-            item.add_marker(pytest.mark.xdist_group(folder if folder in FIRST else item.path.stem))
-    groups = [item.get_closest_marker("xdist_group").args[0] for item in items]
-    ranks = [FIRST.index(name) if name in FIRST else len(FIRST) for name in groups]
-    order = dict(zip(map(id, items), ranks, strict=True))
-    items.sort(key=lambda item: order[id(item)])

@@ -4,7 +4,7 @@ Guarantees: it names every route of the trial protocol with its parameters, bodi
 create payload's schema is the very model that checks it. It holds no example and no value.
 """
 
-from gateway.protocol import CreatePayload
+from gateway.protocol import VERSION, CreatePayload
 
 REFERENCE = "#/components/schemas/{model}"
 ID = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -38,6 +38,6 @@ def document(guarded):
         "/metrics": {"get": answers("200")},
     }
     components = {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-    info = {"title": "Gateway", "version": "1"}
+    info = {"title": "Gateway", "version": VERSION}
     security = {"security": [{"token": []}]} if guarded else {}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components} | security

@@ -291,7 +291,7 @@ def test_overrides_that_do_not_fit(graph_started, good, part, value, field):
     "raw",
     [
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /nowhere HTTP/9.9\r\n\r\n",
         b"POST /v1/trials HTTP/1.1\r\nHost: x\r\nContent-Length: never\r\n\r\n",
         b"POST /v1/trials HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"x" * MEGABYTE + b" HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -12,8 +12,9 @@ import pytest
 
 import eval_files
 import rows
-from graph import SCRIPTS, SHARED_DATA, secret
+from graph import SCRIPTS, secret
 from scripted_endpoint import ScriptedEndpoint, idle, malformed, right, where
+from task_rows import SHARED_DATA
 
 SOME = 12
 

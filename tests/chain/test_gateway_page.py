@@ -26,7 +26,7 @@ def scripted():
 def gateway(scripted, tmp_path_factory, example_rows):
     token = secret()
     started = GatewayAlone(
-        tmp_path_factory.mktemp("page"), scripted, example_rows[0],
+        tmp_path_factory.mktemp("page"), [scripted], example_rows[0],
         GATEWAY_TOKEN=token, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(RUNNING),
     )  # fmt: skip
     started.token = token

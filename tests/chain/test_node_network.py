@@ -28,7 +28,7 @@ def gateway(node, tmp_path_factory, example_rows):
     changes = {"GATEWAY_TOKEN": token, "GYM_BIND_HOST": "0.0.0.0", "GATEWAY_MODEL_TRIES": "1"}
     changes |= {"NEMO_GYM_CALLBACK_ALLOWED_NETWORKS": f"{COVERED}.0/24"}
     with ScriptedEnvironment() as environment:
-        gateway = GatewayAlone(tmp_path_factory.mktemp("network"), environment, example_rows[0], **changes)
+        gateway = GatewayAlone(tmp_path_factory.mktemp("network"), [environment], example_rows[0], **changes)
         gateway.token = token
         environment.run = lambda body: call_model(gateway, body)
         try:

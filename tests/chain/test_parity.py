@@ -12,10 +12,9 @@ import pytest
 import apply_patches
 from model_api import function_call, message
 from rows import read_rows
-from settings import ROOT
+from task_rows import SHARED_DATA
 
 HERE = Path(__file__).parent
-SHARED_DATA = ROOT.parent / "shared" / "data"
 # Episodes of the shipped rows: five for each, and one of odd calls.
 EXAMPLES = 26
 ODD_CALLS = [

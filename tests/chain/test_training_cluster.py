@@ -19,7 +19,7 @@ from graph import SCRIPTS, Graph, eventually, free_block, own_address
 from settings import ROOT
 from two_nodes import Cluster
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("training")]
+pytestmark = pytest.mark.timeout(900)
 STANDIN = ROOT / "tests" / "train" / "standin"
 RUN_SCRIPT = SCRIPTS / "run-qwen3-4B-8xgpu.sh"
 

@@ -7,7 +7,7 @@ import pytest
 import apply_patches
 import row_facts
 import rows
-from conftest import SHARED_DATA
+from task_rows import SHARED_DATA
 
 CALL = {
     "name": "calendar_update_event",

@@ -11,7 +11,7 @@ from resources_servers.workplace_assistant.utils import is_correct
 
 import odd_actions
 import state_diff
-from conftest import SHARED_DATA
+from task_rows import SHARED_DATA
 
 FIRST, SECOND = "00000487", "00000057"
 EVENT = {"event_name": "a", "participant_email": "a@atlas.com", "event_start": "2023-12-01 09:00:00", "duration": "30"}
