@@ -54,6 +54,8 @@ def test_a_rollout_id_replayed_after_the_end_opens_nothing(graph, models):
         httpx.post(f"{url}/seed_session", json=graph.row | {"rollout_id": rollout_id}, trust_env=False)
         for url in graph.resource_urls()
     ]
+    for url in graph.resource_urls():  # the pair that never had it cannot know
+        httpx.post(f"{url}/cleanup/{rollout_id}", trust_env=False)
     assert 410 in {answer.status_code for answer in seeded}, "the pair that ran it knows that it ended"
     assert len(policy.calls) == calls
 
