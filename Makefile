@@ -14,6 +14,10 @@ help: ## List the targets
 smoke: ## Set up, start the graph, verify it, roll out the example rows, accept, report
 	@scripts/run.sh smoke
 
+.PHONY: doctor
+doctor: ## Look for what would go wrong, change nothing (STAGE=train: for one stage only)
+	@scripts/run.sh doctor
+
 .PHONY: stop
 stop: ## Stop the jobs this clone submitted, and all it started on this machine
 	@scripts/run.sh stop
@@ -60,9 +64,27 @@ train: ## Train on the cluster at RAY_ADDRESS (LIMIT=32; DRY_RUN=1 only plans)
 accept: ## Judge the last run, layer by layer
 	@scripts/run.sh accept
 
+.PHONY: report
+report: ## Write one HTML file about a run (RUN=evaluation, dump or folder; the last run without)
+	@scripts/run.sh report
+
 .PHONY: gym-down
 gym-down: ## End the environment's servers
 	@scripts/run.sh gym_down
+
+##@ Evaluation
+
+.PHONY: audit
+audit: ## Audit the rows of a SPLIT through the verifier: floor, ceiling, repeats, prompt sizes
+	@scripts/run.sh audit
+
+.PHONY: eval
+eval: ## Evaluate the model at MODEL_URL on the rows of a SPLIT (REPEATS=4 WIRE=responses|chat)
+	@scripts/run.sh eval
+
+.PHONY: compare
+compare: ## Compare two evaluations or rollout dumps (BASE=… CANDIDATE=…), paired by row
+	@scripts/run.sh compare
 
 ##@ Development
 
@@ -73,6 +95,14 @@ test: ## Run all tests
 .PHONY: bench
 bench: ## Measure the environment, patched and unpatched in turns
 	@scripts/run.sh bench
+
+.PHONY: faults
+faults: ## Inject every fault while trials run, and tell what comes back and what users see
+	@scripts/run.sh faults
+
+.PHONY: abuse
+abuse: ## Attack a graph of its own with hostile and excessive clients
+	@scripts/run.sh abuse
 
 .PHONY: lint
 lint: ## Check the form of every file

@@ -3,10 +3,12 @@
 
 Reads the newest run's dump and log (or --dump, --log), asks the Gateways, and plays the verifier
 contract again where the verifier is on this machine; a few seconds, nothing is started or changed.
-Guarantees: a layer is called passed only for what was looked at now; what was not run is called so.
-A training step is passed only if the log shows step metrics, and neither an out-of-memory
-error nor a traceback. The verdict is printed and written to RUN_DIR/accept.json. A reward of 0
-passes: it may just be a wrong action. A Ray job's SUCCEEDED is no evidence of any layer.
+Guarantees: a layer is called passed only for what was looked at now; what was not run is called so, and
+what could not be looked at, which is no pass either. A training run's log is completed from Ray where
+Ray still has it: whoever followed the run may have been cut off. A training step is passed only if
+the log shows step metrics, and neither an out-of-memory error nor a traceback. The verdict is printed
+and written to RUN_DIR/accept.json. A reward of 0 passes: it may just be a wrong action. A Ray job's
+SUCCEEDED is no evidence of any layer.
 
     make accept
     scripts/run.sh accept --dump data/experiments/rehearsal/rollout_result/train/ID.jsonl
@@ -15,7 +17,6 @@ passes: it may just be a wrong action. A Ray job's SUCCEEDED is no evidence of a
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 
 import actor_log
 import local
+import ray_jobs
 import runs
 import settings as variables
 import terminal
@@ -32,13 +34,14 @@ from settings import ROOT
 VERIFIER_LINE = "Workplace Assistant verifier contract passed"
 NO_TRAINER = "not run: rehearsal driver, no trainer on this machine"
 ELSEWHERE = "not run: the verifier listens on the Gym's machine alone; make verify there"
+UNSEEN = "not looked at: "
 ASK_TIMEOUT_S = 5
 RELEASE_S = 15
 VERIFIER_TIMEOUT_S = 120
 
 
 class Layer:
-    """One layer's verdict, "passed", "failed" or "not run", and the evidence for it, a line each."""
+    """One layer's verdict, "passed", "failed", "not run" or "not looked at", and its evidence, a line each."""
 
     def __init__(self, name, verdict, evidence):
         self.name, self.verdict, self.evidence = name, verdict, evidence
@@ -59,10 +62,10 @@ def readyz(url):
     return status == 200 and answer.get("ready") is True, answer
 
 
-def services(urls):
+def services(states):
+    """Judge what the Gateways said of themselves: `states` is {url: what readyz gave}."""
     faults, evidence = [], []
-    for url in urls:
-        ready, answer = readyz(url)
+    for url, (ready, answer) in states.items():
         evidence.append(f"{url}/readyz: ready, service_epoch {answer.get('service_epoch')}")
         if not ready:
             said = f"not ready: {json.dumps(answer.get('servers', answer))[:300]}" if answer else "no answer"
@@ -70,22 +73,13 @@ def services(urls):
     return Layer.judged("services ready", faults, evidence)
 
 
-def is_here(host):
-    """Whether a host is this machine, by an address of its own."""
-    try:
-        address = socket.gethostbyname(host)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
 def verifier(settings, urls):
     """Play the verifier contract with the stage that owns it, where the verifier is."""
-    elsewhere = not any(is_here(urlsplit(url).hostname) for url in urls)
-    if elsewhere and not local.connects(settings.port("resource")):
-        return Layer("verifier contract", ELSEWHERE, [])
+    if not local.connects(settings.port("resource")):
+        if not any(local.is_here(urlsplit(url).hostname) for url in urls):
+            return Layer("verifier contract", ELSEWHERE, [])
+        nobody = f"nobody listens at {settings.local_url('resource')}, where the verifier would; make gym-up"
+        return Layer("verifier contract", UNSEEN + nobody, [])
     command = [sys.executable, str(ROOT / "scripts" / "verify_verifier.py")]
     environment = os.environ | {"GYM_BASE_PORT": str(settings.GYM_BASE_PORT)}
     try:
@@ -97,8 +91,8 @@ def verifier(settings, urls):
     return Layer("verifier contract", "passed" if passed else "failed", lines[-1:])
 
 
-def rollout(run, urls):
-    """Judge the samples of a run and that the Gateways let go of all state."""
+def rollout(run, urls, silent=()):
+    """Judge the samples of a run and that the Gateways let go of all state; those in `silent` were no answer."""
     faults = [f"{place}: {fault}" for place, item in run.samples if (fault := sample_fault(item))]
     if not run.samples:
         faults.append(f"{run.dumps}: holds no samples of this run")
@@ -107,12 +101,14 @@ def rollout(run, urls):
         faults.append(
             f"{run.dumps}: no sample of {len(run.samples)} took a second turn with tool calls and their results"
         )
-    clean, said = released(urls)
-    if not clean:
+    clean, said = released(urls, 0 if silent else RELEASE_S)
+    if not clean and not silent:
         faults.append(said)
     evidence = [f"{place}: {described(item)}" for place, item in acting[:1]]
     total = len(run.samples)
     evidence.append(f"{len(acting)} of {total} samples called tools, {total} have a reward; {said}")
+    if silent and not faults:
+        return Layer("model rollout", f"{UNSEEN}whether {', '.join(silent)} let go of all state", evidence)
     return Layer.judged("model rollout", faults, evidence)
 
 
@@ -150,6 +146,28 @@ def released(urls, patience_s=RELEASE_S):
             totals = {name: "unknown" if None in found else sum(found) for name, found in counts.items()}
             return clean, " ".join(f"{name}={total}" for name, total in totals.items())
         time.sleep(0.2)
+
+
+def complete_log(run, folder):
+    """Take the run's log from Ray, where Ray has more of it than who followed the run: the job's status there.
+
+    None where nobody tells. The log as it was is left alone: somebody may be following still.
+    """
+    job = ray_jobs.Job(ray_jobs.Dashboard(run.dashboard, ASK_TIMEOUT_S), None, run.id)
+    try:
+        status = job.info().get("status")
+        whole = job.logs().encode() if status else b""
+    except terminal.Failure:
+        return None
+    followed = max((log.stat().st_size for log in run.logs if log.exists()), default=0)
+    if len(whole) > followed:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{run.id}.whole.log"
+        beside = path.with_name(path.name + ".part")
+        beside.write_bytes(whole)
+        os.replace(beside, path)
+        run.logs = [path]
+    return status
 
 
 def training_step(run):
@@ -194,6 +212,15 @@ def show(layers):
             terminal.say(f"    and {len(layer.evidence) - 5} more")
 
 
+def summary(layers):
+    """(the verdict over all layers in words, whether one of them keeps it from passing)."""
+    failed = ", ".join(layer.name for layer in layers if layer.verdict == "failed")
+    unseen = ", ".join(layer.name for layer in layers if layer.verdict.startswith(UNSEEN))
+    parts = [f"failed: {failed}"] if failed else []
+    parts += [f"not looked at: {unseen}"] if unseen else []
+    return "; ".join(parts) or "passed", bool(parts)
+
+
 def add_options(parser):
     parser.add_argument("--dump", type=Path, metavar="FILE", help="the rollout dump to judge [the newest run's]")
     parser.add_argument(
@@ -206,16 +233,19 @@ def main():
         __doc__, "NEMO_GYM_URL", "GYM_BASE_PORT", "RUN_DIR", "EXP_DIR", configure=add_options
     )
     run = runs.of_dump(args.dump) if args.dump else runs.newest(settings)
+    if run.dashboard and not args.log:
+        status = complete_log(run, settings.RUN_DIR / "logs")
+        terminal.say(f"run {run.id}: Ray {f'has it as {status}' if status else 'does not know it any more'}")
     run.logs = args.log or run.logs
     urls = run.gateways or settings.gateway_urls
-    layers = [services(urls), verifier(settings, urls), rollout(run, urls), training_step(run)]
+    states = {url: readyz(url) for url in urls}
+    silent = [url for url, (_, answer) in states.items() if not answer]
+    layers = [services(states), verifier(settings, urls), rollout(run, urls, silent), training_step(run)]
     show(layers)
     write_report(settings.RUN_DIR / "accept.json", run, layers)
-    failed = [layer.name for layer in layers if layer.verdict == "failed"]
-    terminal.say(
-        f"acceptance {'failed: ' + ', '.join(failed) if failed else 'passed'} ({settings.RUN_DIR}/accept.json)"
-    )
-    return 1 if failed else 0
+    said, missing = summary(layers)
+    terminal.say(f"acceptance {said} ({settings.RUN_DIR}/accept.json)")
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

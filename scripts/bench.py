@@ -4,8 +4,9 @@
 On this machine, in graphs of its own (their ports and run folders beside the configured ones; they
 are ended afterwards): trials with a scripted policy (search, reply, closing message) through the
 real graph, patched and unpatched in turns, so that what else the machine does falls on both.
-Prints trials/s, latencies, CPU a trial of each process and resident memory, and writes them with
-a plot to --out. Takes about six minutes on two cores with the defaults; parts on their own:
+Prints trials/s, latencies, CPU a trial of each process (of the load generator too, which shares the
+cores with what it measures), resident memory, and memory for each live session, and writes them
+with a plot to --out. Takes about six minutes on two cores with the defaults; parts on their own:
 
   graph     the whole graph, at each concurrency, patched and unpatched (--only-patched: alone)
   tools     seed, verification and each tool, called in a process of their own
@@ -13,7 +14,7 @@ a plot to --out. Takes about six minutes on two cores with the defaults; parts o
   gateway   the Gateway alone, with an agent and a resource server that do nothing
 
   make bench
-  scripts/run.sh bench --parts graph --trials 2000 --concurrency 64,256,1024 --only-patched
+  scripts/run.sh bench --parts graph --concurrency 64 --trials 1000 --rounds 10 --unpatched-up-to 0
 """
 
 import asyncio
@@ -32,12 +33,15 @@ import local
 import settings as variables
 from apply_patches import PATCHES, fingerprint, installed_tree
 from gym_down import end_graph
-from settings import ROOT, from_command_line
+from gym_up import readiness
+from settings import ROOT, cores_at_hand, from_command_line
 from terminal import Bar, Failure, clear_line, run, say, stage, table
 from unpatched import overlay
 
 FAST = PATCHES / "0003-fast-environment.patch"
+# "agent" and "resource" are the sums over all pairs.
 PROCESSES = ("gateway", "agent", "resource")
+LOOK_EVERY_S = 0.25
 PARTS = ("graph", "tools", "client", "gateway")
 PORTS_APART = 200
 CLIENT_STARTS = 15
@@ -48,10 +52,13 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def options(parser):
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), metavar="LIST", help=f"which of {','.join(PARTS)} [all]")
-    add("--trials", type=int, default=200, metavar="N", help="trials of each graph and concurrency [200]")
-    add("--concurrency", default="8,64", metavar="LIST", help="trials at once [8,64]")
-    add("--rounds", type=int, default=2, metavar="N", help="turns in which the trials are run [2]")
-    add("--only-patched", action="store_true", help="do not start the unpatched graph")
+    add("--trials", type=int, default=150, metavar="N", help="trials of each graph in each round, at least [150]")
+    add("--concurrency", default="8,64,256,1024", metavar="LIST", help="trials at once [8,64,256,1024]")
+    add("--rounds", type=int, default=2, metavar="N", help="turns that the graphs take at each concurrency [2]")
+    add(
+        "--unpatched-up-to", type=int, default=64, metavar="N",
+        help="most trials at once for which the unpatched graph takes turns; it is slow (0: do not start it) [64]",
+    )  # fmt: skip
     add("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg [RUN_DIR/bench]")
 
 
@@ -85,7 +92,9 @@ class Graph:
             "GYM_HOST": "127.0.0.1",
             "NEMO_GYM_URL": "",
             "GATEWAY_TOKEN": "",
+            "GATEWAY_TOKEN_FILE": "",
             "GATEWAY_QUEUE_LIMIT": "100000",
+            "GYM_REPLICAS": settings.texts["GYM_REPLICAS"] if name == "patched" else "1",
             "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(concurrency),
         }
         self.settings = variables.load(self.overrides)
@@ -97,14 +106,29 @@ class Graph:
         environment = os.environ | self.overrides
         if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode:
             raise Failure(f"the {self.name} graph did not start; its error is above")
-        self.pids = {name: listener(self.settings, name) for name in PROCESSES}
+        servers = self.settings.servers()
+        self.pids = {
+            name: [listener(self.settings, server) for server in servers if server.partition("_")[0] == name]
+            for name in PROCESSES
+        }
 
     def end(self):
         end_graph(self.settings)
 
     def usage(self):
-        """{process: (CPU seconds so far, resident bytes)}."""
-        return {name: usage(pid) for name, pid in self.pids.items()}
+        """{process: (CPU seconds so far, resident bytes)}; this one is "load"."""
+        found = {}
+        for name, pids in (self.pids | {"load": [os.getpid()]}).items():
+            found[name] = tuple(map(sum, zip(*map(usage, pids), strict=True)))
+        return found
+
+    async def look(self, found):
+        """For ever: add (open sessions, resident bytes of the resource servers) to `found`."""
+        while True:
+            _, state = await asyncio.to_thread(readiness, self.settings)
+            if state.get("open_sessions"):
+                found.append((state["open_sessions"], self.usage()["resource"][1]))
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def listener(settings, name):
@@ -117,16 +141,19 @@ def listener(settings, name):
 
 
 def usage(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        raise Failure(f"server process {pid} ended during the bench; see logs/supervisor.log of its graph") from None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return (int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE_BYTES
 
 
 @contextmanager
-def graphs(settings, concurrency, only_patched):
+def graphs(settings, concurrency, both):
     """The graphs to compare, up and ready; ended whatever happens."""
     kinds = [("patched", sys.executable)]
-    if not only_patched:
+    if both:
         kinds.append(("unpatched", overlay([FAST], settings.RUN_DIR / "bench" / "unpatched-venv")))
     made = [Graph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(kinds)]
     try:
@@ -147,16 +174,18 @@ class Measured:
 
     def __init__(self):
         self.latencies, self.seconds, self.failed = [], 0.0, 0
-        self.cpu, self.before, self.after = dict.fromkeys(PROCESSES, 0.0), None, None
+        self.cpu, self.rss, self.live = {}, [], []
 
-    def add(self, result, before, after):
+    def add(self, result, before, after, live=()):
+        """One round; `live`: what Graph.look found during it."""
         self.latencies += result["latencies"]
         self.seconds += result["seconds"]
         self.failed += result["failed"]
         for name in before:
-            self.cpu[name] += after[name][0] - before[name][0]
-        self.before = self.before or {name: rss for name, (_, rss) in before.items()}
-        self.after = {name: rss for name, (_, rss) in after.items()}
+            self.cpu[name] = self.cpu.get(name, 0.0) + after[name][0] - before[name][0]
+        for moment in (after,) if self.rss else (before, after):
+            self.rss.append({name: round(rss / 2**20, 1) for name, (_, rss) in moment.items()})
+        self.live += live
 
     def figures(self):
         count = len(self.latencies)
@@ -168,9 +197,18 @@ class Measured:
             "p95_ms": percentile(self.latencies, 95),
             "p99_ms": percentile(self.latencies, 99),
             "cpu_ms_per_trial": {name: round(1000 * spent / count, 2) for name, spent in self.cpu.items()},
-            "rss_mb_before": {name: round(rss / 2**20, 1) for name, rss in self.before.items()},
-            "rss_mb_after": {name: round(rss / 2**20, 1) for name, rss in self.after.items()},
+            "rss_mb_before": self.rss[0],
+            "rss_mb_after": self.rss[-1],
+            "rss_mb_after_each_round": self.rss[1:],
+            **self.of_sessions(),
         }
+
+    def of_sessions(self):
+        """Memory of the resource servers where most sessions were open, over that before, for each session."""
+        if not self.live:
+            return {"most_sessions": 0, "mb_per_session": None}
+        most, rss = max(self.live)
+        return {"most_sessions": most, "mb_per_session": round((rss / 2**20 - self.rss[0]["resource"]) / most, 3)}
 
 
 def percentile(values, percent):
@@ -179,25 +217,32 @@ def percentile(values, percent):
     return round(1000 * ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 1)
 
 
-def measure_graphs(settings, args, levels):
-    """{concurrency: {graph: figures}}; the graphs take turns."""
-    found = {}
-    with graphs(settings, max(levels), args.only_patched) as compared:
-        for graph in compared:
+def measure_graphs(settings, args, levels, found):
+    """Add {concurrency: {graph: figures}} to `found`; the graphs take turns."""
+    with graphs(settings, max(levels), min(levels) <= args.unpatched_up_to) as made:
+        for graph in made:
             asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
         for level in levels:
+            compared = [graph for graph in made if graph.name == "patched" or level <= args.unpatched_up_to]
+            # With fewer there would be no time at which that many run.
+            trials = max(args.trials, level)
             measured = {graph.name: Measured() for graph in compared}
-            bar = Bar(f"concurrency {level}", args.trials * len(compared))
-            for nth in range(args.rounds):
-                share = args.trials // args.rounds + (nth < args.trials % args.rounds)
+            bar = Bar(f"concurrency {level}", trials * args.rounds * len(compared))
+            for _ in range(args.rounds):
                 for graph in compared:
-                    before = graph.usage()
-                    url = graph.settings.local_url("gateway")
-                    result = asyncio.run(bench_load.load(graph.settings, url, share, level, on_trial=bar.step))
-                    measured[graph.name].add(result, before, graph.usage())
+                    asyncio.run(one_round(graph, measured[graph.name], trials, level, bar.step))
             clear_line()
-            found[level] = {name: one.figures() for name, one in measured.items() if one.latencies}
-    return found
+            found[level] = {name: one.figures() for name, one in measured.items()}
+            show_graphs({level: found[level]})
+
+
+async def one_round(graph, measured, trials, level, on_trial):
+    before, live = graph.usage(), []
+    looks = asyncio.create_task(graph.look(live))
+    url = graph.settings.local_url("gateway")
+    result = await bench_load.load(graph.settings, url, trials, level, on_trial=on_trial)
+    looks.cancel()
+    measured.add(result, before, graph.usage(), live)
 
 
 def show_graphs(found):
@@ -207,11 +252,12 @@ def show_graphs(found):
             cpu, before, after = one["cpu_ms_per_trial"], one["rss_mb_before"], one["rss_mb_after"]
             memory = " ".join(f"{before[process]:.0f}>{after[process]:.0f}" for process in PROCESSES)
             latencies = [one[f"p{percent}_ms"] for percent in (50, 95, 99)]
-            cpus = [cpu[process] for process in PROCESSES]
-            rows.append([level, name, one["trials_per_s"], *latencies, *cpus, memory, one["failed"]])
+            cpus = [cpu[process] for process in (*PROCESSES, "load")]
+            sessions = f"{one['most_sessions']} {one['mb_per_session']}"
+            rows.append([level, name, one["trials_per_s"], *latencies, *cpus, memory, sessions, one["failed"]])
     heads = ["at once", "environment", "trials/s", "p50 ms", "p95 ms", "p99 ms"]
-    heads += [f"{process} CPU ms" for process in PROCESSES]
-    say(table([*heads, "MB " + " ".join(PROCESSES), "failed"], rows))
+    heads += [f"{process} CPU ms" for process in (*PROCESSES, "load")]
+    say(table([*heads, "MB " + " ".join(PROCESSES), "sessions, MB each", "failed"], rows))
     for level, graphs_ in found.items():
         if len(graphs_) == 2:
             new, old = graphs_["patched"], graphs_["unpatched"]
@@ -291,7 +337,8 @@ async def gateway_alone(settings, args, level):
     async with bench_load.serving(bench_load.Servers(callbacks)) as nothing:
         host, port = nothing.removeprefix("http://").split(":")
         place = {"server": {"host": host, "port": int(port)}}
-        config = {"agent": {"responses_api_agents": place}, "resource": {"resources_servers": place}}
+        agent = {"server": place["server"] | {"resources_server": {"name": "resource"}}}
+        config = {"agent": {"responses_api_agents": agent}, "resource": {"resources_servers": place}}
         environment = local.environment(graph.settings, "gym") | graph.settings.texts
         environment |= {"NEMO_GYM_CONFIG_DICT": json.dumps(config)}
         command = [sys.executable, str(ROOT / "scripts" / "gateway" / "app.py")]
@@ -324,33 +371,34 @@ async def ready(settings, process):
 # --- all together --------------------------------------------------------------------------
 
 
-def measure(settings, args, parts, levels, out):
-    """Run the parts, say what each gave; returns all figures."""
-    found = {"environment": fingerprint(installed_tree()), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+def measure(settings, args, parts, levels, out, found):
+    """Run the parts, say what each gave, and add it to `found`, which keeps what an interrupted run had."""
+    found |= {"environment": fingerprint(installed_tree()), "cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
+    if "graph" in parts:
+        measure_graphs(settings, args, levels, found.setdefault("graph", {}))
+    if "gateway" in parts:
+        for level in levels:
+            one = found.setdefault("gateway", {})[level] = asyncio.run(gateway_alone(settings, args, level))
+            say(f"Gateway alone at {level}: {json.dumps(one)}")
+    if "client" in parts:
+        one = found["client"] = measure_client(settings, out)
+        say(f"session client, start to request: p50 {one['p50_ms']} ms, p95 {one['p95_ms']} ms")
     if "tools" in parts:
         found["tools"] = measure_tools(settings, args.rounds)
         show_tools(found["tools"])
-    if "client" in parts:
-        found["client"] = measure_client(settings, out)
-        say(f"session client, start to request: p50 {found['client']['p50_ms']} ms, p95 {found['client']['p95_ms']} ms")
-    if "gateway" in parts:
-        found["gateway"] = {level: asyncio.run(gateway_alone(settings, args, level)) for level in levels}
-        for level, one in found["gateway"].items():
-            say(f"Gateway alone at {level}: {json.dumps(one)}")
-    if "graph" in parts:
-        found["graph"] = measure_graphs(settings, args, levels)
-        show_graphs(found["graph"])
-    return found
 
 
 def main():
     settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=options)
     parts, levels = checked(args)
-    out = args.out or settings.RUN_DIR / "bench"
+    local.allow_many_files()
+    out, found = args.out or settings.RUN_DIR / "bench", {}
     out.mkdir(parents=True, exist_ok=True)
-    found = measure(settings, args, parts, levels, out)
-    (out / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / "bench.svg").write_text(bench_plot.svg(found))
+    try:
+        measure(settings, args, parts, levels, out, found)
+    finally:
+        (out / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+        (out / "bench.svg").write_text(bench_plot.svg(found))
     say(f"Bench done: {out / 'bench.json'} {out / 'bench.svg'}")
 
 

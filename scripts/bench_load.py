@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from contextlib import asynccontextmanager
+from functools import cache
 
 import aiohttp
 from aiohttp import web
@@ -97,8 +98,13 @@ async def serving(servers):
             await runner.cleanup()
 
 
+@cache
+def example_task():
+    return rows.to_relax(example_row())
+
+
 def payload(settings, model_url):
-    task = rows.to_relax(example_row())
+    task = example_task()
     session = {
         "SESSION_IO_DIR": secrets.token_hex(8),
         "BASE_URL": f"{model_url}{model_api.BASE_PATH}",

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Time the environment's parts in this process: seed, each tool, verification. Used by bench.py.
 
-Prints one JSON object, milliseconds by part: the median of --repeats calls, each on the state
+Prints one JSON object, milliseconds of CPU by part, since what else the machine does would count as
+well: the median of --repeats calls, each on the state
 that a fresh session has (tools that write get a new session each time, outside the timed part).
 
   scripts/bench_parts.py --repeats 30
@@ -63,14 +64,14 @@ TRIAL = ("email_search_emails", "email_reply_email")
 
 
 def median_ms(work, repeats, prepare=lambda: None):
-    """Median time of `work(prepare())`, of which only `work` is timed; the first call does not count."""
+    """Median CPU time of `work(prepare())`, of which only `work` is timed; the first call does not count."""
     work(prepare())
     times = []
     for _ in range(repeats):
         subject = prepare()
-        started = time.perf_counter()
+        started = time.process_time()
         work(subject)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     return round(statistics.median(times) * 1000, 4)
 
 

@@ -1,7 +1,8 @@
 """The figures of bench.py as one SVG: bars in pairs, patched beside unpatched, on a logarithmic scale."""
 
 import math
-from xml.sax.saxutils import escape
+
+from drawing import bar, document, text
 
 COLOURS = {"patched": "#2a7", "unpatched": "#c63"}
 ROW, LABEL, BAR, DECADES = 34, 330, 520, (-3, 5)
@@ -32,9 +33,7 @@ def svg(found):
             y += ROW
             lines += group(y, label, values)
         y += 50
-    size = f'width="{LABEL + BAR + 130}" height="{y}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n"
+    return document(LABEL + BAR + 130, y, lines)
 
 
 def group(y, label, values):
@@ -42,7 +41,7 @@ def group(y, label, values):
     lines = [text(10, y, label)]
     for nth, (kind, value) in enumerate(values.items()):
         top = y - 13 + nth * 13
-        lines.append(f'<rect x="{LABEL}" y="{top}" width="{width(value):.1f}" height="11" fill="{COLOURS[kind]}"/>')
+        lines.append(bar(LABEL, top, width(value), 11, COLOURS[kind]))
         lines.append(text(LABEL + width(value) + 6, top + 10, f"{value:g} {kind}", size=10))
     return lines
 
@@ -50,7 +49,3 @@ def group(y, label, values):
 def width(value):
     low, high = DECADES
     return BAR * min(1, max(0.005, (math.log10(max(value, 1e-9)) - low) / (high - low)))
-
-
-def text(x, y, content, size=13, weight="normal"):
-    return f'<text x="{x:.0f}" y="{y}" font-size="{size}" font-weight="{weight}">{escape(content)}</text>'

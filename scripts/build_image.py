@@ -14,6 +14,7 @@ output goes to RUN_DIR/logs/image.log.
 import os
 import re
 import time
+from contextlib import suppress
 
 import docker_backend
 import local
@@ -27,6 +28,8 @@ INDEXES = (
     "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST",
     "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL",
 )  # fmt: skip
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate", "certificate verification failed")
 PREFLIGHT = [docker_backend.PYTHON, f"{docker_backend.HOME}/scripts/image_preflight.py"]
 
 
@@ -45,6 +48,14 @@ def network_arguments(environment):
 def shown(value):
     """A variable's value without the credentials a URL in it may carry."""
     return re.sub(r"//[^/@\s]*@", "//***@", value)
+
+
+def check_name(client, name):
+    """Raise Failure now, and not after minutes, for a name the engine would not take."""
+    from docker.errors import ImageNotFound
+
+    with in_words(f"NEMO_GYM_IMAGE={name}"), suppress(ImageNotFound):
+        client.images.get(name)
 
 
 def ensure_base(client, settings, current):
@@ -77,14 +88,12 @@ def build(client, settings, arguments, log, current):
         for message in client.api.build(
             path=str(ROOT), buildargs=arguments, network_mode="host", rm=True, forcerm=True, decode=True
         ):
-            text = message.get("stream") or message.get("error") or ""
+            text = COLOURS.sub("", message.get("stream") or message.get("error") or "")
             output.write(text)
             output.flush()
             if "error" in message:
-                output.flush()
-                raise Failure(
-                    f"the build failed: {cause(message['error'], last)}; the end of {log}:\n{local.tail(log)}"
-                )
+                end = local.tail(log)
+                raise Failure(f"the build failed: {cause(message['error'], last, end)}; the end of {log}:\n{end}")
             if text.startswith("Step "):
                 last = text.strip()
             if text.strip():
@@ -94,11 +103,15 @@ def build(client, settings, arguments, log, current):
     return image
 
 
-def cause(error, step):
-    """What most likely went wrong, in one line."""
+def cause(error, step, output):
+    """What most likely went wrong, in one line; `output`: the last lines of the build."""
     explained = docker_backend.explain(error)
     if explained != docker_backend.first_line(error):
         return explained
+    if docker_backend.FULL in output.lower():
+        return docker_backend.explain(docker_backend.FULL)
+    if any(words in output for words in UNTRUSTED):
+        return "RELAX_IMAGE does not trust the certificate it was shown; add your network's certificates to that image"
     if "git fetch" in error or "git init" in error:
         return "NeMo Gym could not be fetched; check NEMO_GYM_GIT and the proxy variables"
     if "uv pip" in error or "pip install" in error:
@@ -131,7 +144,12 @@ def preflight(client, settings, image):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("image", settings)
     client = docker_backend.connect()
+    check_name(client, settings.NEMO_GYM_IMAGE)
     started = time.monotonic()
     log = settings.RUN_DIR / "logs" / "image.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -2,19 +2,19 @@
 
 Guarantees: a container is touched only if it carries the label of this clone's run folder; the
 graph's container has no capabilities, a read-only root and the run folder's owner as its user;
-every fault of the engine becomes one line with its cure. The engine may see other paths than we
-do (Docker-in-Docker): HOST_REPO_DIR translates them, and a short-lived container proves them
-before use. Shared by gym_up, gym_down, stop and build_image, since it is the one place that
-knows the engine's words.
+the Gateway's token reaches it as a file that only this user can read; every fault of the engine
+becomes one line with its cure. The engine may see other paths than we do (Docker-in-Docker):
+HOST_REPO_DIR translates them, and a short-lived container proves them before use. Shared by
+gym_up, gym_down, stop and build_image, since it is the one place that knows the engine's words.
 """
 
 import os
 import re
 import secrets
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import local
+from gateway_client import read_token
 from settings import ROOT
 from terminal import Failure
 
@@ -25,26 +25,30 @@ CODE_LABEL = "relax-nemo-gym.code"
 HOME = "/opt/relax-nemo-gym"
 PYTHON = "/opt/nemo-gym/.venv/bin/python"
 DATA, STATE = "/data", "/state"
+TOKEN = "gateway-token"
 STOP_GRACE_S = 40
 FIRST_CONTACT_S, REQUEST_TIMEOUT_S = 5, 120
 # Ray's session folder and NeMo Gym's scratch files; they live as long as the container runs.
 TMPFS = {"/tmp": "size=2g,mode=1777"}
 RESTART = {"Name": "on-failure", "MaximumRetryCount": 5}
 LOG_LINES = 15
+FULL = "no space left on device"
 
 
 def engine_address():
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
-def connect():
-    """A client of the engine. Raises Failure where none answers or we may not ask it."""
+def connect(otherwise=""):
+    """A client of the engine. Raises Failure where none answers or we may not ask it.
+
+    `otherwise`: what the line offers to who wants no engine, ", or …".
+    """
     address = engine_address()
     absent = Failure(
-        f"no Docker engine answers at {address}; start it (systemctl start docker), or set DOCKER_HOST, "
-        "or GYM_BACKEND=local"
+        f"no Docker engine answers at {address}; start it (systemctl start docker), or set DOCKER_HOST{otherwise}"
     )
-    if address.startswith("unix://") and not Path(address.removeprefix("unix://")).exists():
+    if address.startswith("unix://") and not os.path.exists(address.removeprefix("unix://")):
         raise absent
     import docker
 
@@ -53,11 +57,11 @@ def connect():
         client = docker.from_env(timeout=FIRST_CONTACT_S)
         client.api.timeout = REQUEST_TIMEOUT_S
         return client
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, ValueError) as error:
         if "Permission denied" in str(error):
             raise Failure(
                 f"permission to use the Docker engine at {address} is denied; run: sudo usermod -aG docker $USER, "
-                "log in anew, or set GYM_BACKEND=local"
+                f"and log in anew{otherwise}"
             ) from None
         raise absent from None
 
@@ -83,7 +87,7 @@ def in_words(doing):
 def explain(text):
     """The engine's own words, or ours where they name no cure."""
     text = first_line(text)
-    if "no space left on device" in text.lower():
+    if FULL in text.lower():
         return "the Docker engine's disk is full; run: docker system prune, or give it more room"
     if missing := re.search(r"bind source path does not exist: (\S+)", text):
         return f"the engine's machine has no {missing[1]}; set HOST_REPO_DIR to where {ROOT} lies on that machine"
@@ -195,7 +199,7 @@ def refuse_foreign(client, settings):
 
 
 class DockerGraph:
-    """The graph in its container. `variables`: those of env.example that its servers read;
+    """The graph in its container. `variables`: {name: text} of env.example that its servers read;
     `check_ports(settings)` raises Failure for a port of the graph that is taken.
     """
 
@@ -239,10 +243,13 @@ class DockerGraph:
                 **shared,
             )
             note(self.settings).write_text(self.container.id)
+            put_token(self.settings)
             self.container.start()
 
     def environment(self, fingerprint):
-        chosen = {name: self.settings.texts[name] for name in self.variables}
+        # What stands here, `docker inspect` shows to all who may use the engine.
+        chosen = {name: text for name, text in self.variables.items() if name != "GATEWAY_TOKEN"}
+        chosen["GATEWAY_TOKEN_FILE"] = f"{STATE}/{TOKEN}" if read_token(self.settings) else ""
         places = {"RUN_DIR": STATE, "DATA_ROOT": DATA, "HOME": "/tmp", "USER": "gym", "PYTHONPATH": ""}
         return chosen | {"GYM_HOST": self.settings.GYM_HOST, "WORKPLACE_FINGERPRINT": fingerprint} | places
 
@@ -272,6 +279,17 @@ class DockerGraph:
             self.container.update(restart_policy=RESTART)
 
 
+def put_token(settings):
+    """Write the Gateway's token into RUN_DIR for the container's user alone; it stays as long as the container."""
+    path, owner = settings.RUN_DIR / TOKEN, settings.RUN_DIR.stat()
+    path.unlink(missing_ok=True)
+    if token := read_token(settings):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        if os.geteuid() == 0:
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+
 def note(settings):
     """File that says a container was started, for a stop that finds no engine."""
     return settings.RUN_DIR / "container"
@@ -296,7 +314,8 @@ def end_containers(settings):
             container.remove(force=True)
     if left := ours(client, settings):
         raise Failure(f"container {left[0].name} does not end; run: docker rm -f {left[0].name}")
-    note(settings).unlink(missing_ok=True)
+    for path in (note(settings), settings.RUN_DIR / TOKEN):
+        path.unlink(missing_ok=True)
     return len(found)
 
 

@@ -39,6 +39,10 @@ class Incomplete(Exception):
 
 def main():
     values, args = settings.from_command_line(__doc__, "MODEL_DIR", configure=add_options)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("model", values)
     folder = values.MODEL_DIR / "Qwen3-4B"
     with hub.disk_faults_in_words("MODEL_DIR", folder):
         try:

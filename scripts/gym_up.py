@@ -22,14 +22,16 @@ from contextlib import contextmanager
 import docker_backend
 import local
 from apply_patches import PATCHES, hash_files
+from gateway_client import ClientError, read_token
 from gym_down import end_graph
-from settings import PORT_OFFSETS, ROOT, from_command_line
+from settings import ROOT, from_command_line
 from terminal import Failure, run, say, stage
 
 # What the servers read; another value of one needs another start.
 GRAPH_VARIABLES = (
-    "RUN_DIR", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "WORKPLACE_ASSISTANT_MAX_CONCURRENCY",
-    "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS", "GYM_SESSION_MAX_AGE_S", "GATEWAY_QUEUE_LIMIT", "GATEWAY_TOKEN",
+    "RUN_DIR", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_REPLICAS",
+    "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS", "GYM_SESSION_MAX_AGE_S",
+    "GATEWAY_QUEUE_LIMIT", "GATEWAY_TOKEN",
     "GATEWAY_RETENTION_S", "GATEWAY_MAX_BODY_BYTES", "GATEWAY_MAX_ANSWER_BYTES", "GATEWAY_MAX_CALLS_PER_ANSWER",
     "GATEWAY_MODEL_TRIES", "GATEWAY_MODEL_BACKOFF_S", "GATEWAY_CLEANUP_TIMEOUT_S",
 )  # fmt: skip
@@ -37,7 +39,10 @@ GRAPH_VARIABLES = (
 POLL_S = 0.5
 # From GYM_BASE_PORT on, as env.example has it.
 PORTS_TAKEN = 200
-GRAPH_CODE = ("gateway/*.py", "supervise.py", "local.py", "settings.py", "rows.py", "requirements.txt")
+GRAPH_CODE = (
+    "gateway/*.py", "gateway_client.py", "supervise.py", "head_server.py", "local.py", "settings.py", "rows.py",
+    "requirements.txt",
+)  # fmt: skip
 
 
 def graph_code():
@@ -47,9 +52,18 @@ def graph_code():
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def graph_variables(settings):
+    """{name: text} of what the servers read; the number of pairs is decided here, once for all of them."""
+    return {name: settings.texts[name] for name in GRAPH_VARIABLES} | {"GYM_REPLICAS": str(settings.replicas)}
+
+
 def graph_fingerprint(settings):
-    """Hash of what a running graph depends on: its variables, its code, the patches."""
-    values = json.dumps([settings.texts[name] for name in GRAPH_VARIABLES])
+    """Hash of what a running graph depends on: its variables, its code, the patches. Raises Failure."""
+    try:
+        texts = graph_variables(settings) | {"GATEWAY_TOKEN": read_token(settings) or ""}
+    except ClientError as error:
+        raise Failure(error) from None
+    values = json.dumps(list(texts.values()))
     return hashlib.sha256(f"{values}\0{graph_code()}".encode()).hexdigest()[:16]
 
 
@@ -58,14 +72,14 @@ def choose_backend(settings):
     if settings.GYM_BACKEND == "local":
         return LocalGraph(settings), "GYM_BACKEND=local"
     try:
-        client = docker_backend.connect()
+        client = docker_backend.connect(", or set GYM_BACKEND=local")
         image = docker_backend.find_image(client, settings, graph_code())
     except Failure as failure:
         if settings.GYM_BACKEND == "docker":
             raise
         return LocalGraph(settings), f"GYM_BACKEND=auto: {str(failure).partition(';')[0]}"
     why = "GYM_BACKEND=docker" if settings.GYM_BACKEND == "docker" else "GYM_BACKEND=auto: engine and image are there"
-    return docker_backend.DockerGraph(client, settings, image, GRAPH_VARIABLES, check_ports), why
+    return docker_backend.DockerGraph(client, settings, image, graph_variables(settings), check_ports), why
 
 
 class LocalGraph:
@@ -77,8 +91,8 @@ class LocalGraph:
         self.settings, self.supervisor = settings, None
 
     def runs(self, fingerprint):
-        """Whether a graph of ours runs; which one, only its Gateway can say."""
-        return bool(local.ours(self.settings, "gym"))
+        """Whether a graph of ours runs and is watched over; which one, only its Gateway can say."""
+        return any("supervise.py" in process.command for process in local.ours(self.settings, "gym"))
 
     def check(self):
         """What must hold before a start. Raises Failure."""
@@ -86,7 +100,7 @@ class LocalGraph:
 
     def start(self, fingerprint):
         """Start the supervisor in the background."""
-        environment = local.environment(self.settings, "gym") | self.settings.texts
+        environment = local.environment(self.settings, "gym") | self.settings.texts | graph_variables(self.settings)
         environment["WORKPLACE_FINGERPRINT"] = fingerprint
         command = [sys.executable, str(ROOT / "scripts" / "supervise.py")]
         self.supervisor = local.spawn(command, supervisor_log(self.settings), environment, ROOT)
@@ -128,20 +142,32 @@ def is_running(graph, fingerprint):
     return ready and state.get("config_fingerprint") == fingerprint
 
 
-def check_ports(settings):
-    """Every port of the graph is free, on the address it will be bound to."""
+def refuse_overlap(settings):
+    """Raise Failure where the Gym's Ray has one of the ports counted from GYM_BASE_PORT."""
     base = settings.GYM_BASE_PORT
     if base <= settings.GYM_RAY_PORT < base + PORTS_TAKEN:
         raise Failure(
             f"GYM_RAY_PORT={settings.GYM_RAY_PORT} lies in the {PORTS_TAKEN} ports from GYM_BASE_PORT={base} that are "
             "the graph's own; choose another GYM_RAY_PORT"
         )
-    graph = [settings.port(name) for name in PORT_OFFSETS]
-    local.check_ports(graph, "GYM_BASE_PORT")
-    local.check_ports([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST)
+
+
+def graph_ports(settings):
+    """What the graph binds: [(ports, variable they follow from, address)]."""
     ray = local.PrivateRay(settings, "gym")
-    local.check_ports([ray.port], "GYM_RAY_PORT")
-    local.check_ports([port for port in ray.ports() if port != ray.port], "GYM_BASE_PORT")
+    return [
+        (list(settings.servers().values()), "GYM_BASE_PORT", "127.0.0.1"),
+        ([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST),
+        ([ray.port], "GYM_RAY_PORT", "127.0.0.1"),
+        ([port for port in ray.ports() if port != ray.port], "GYM_BASE_PORT", "127.0.0.1"),
+    ]
+
+
+def check_ports(settings):
+    """Every port of the graph is free, on the address it will be bound to."""
+    refuse_overlap(settings)
+    for ports, variable, host in graph_ports(settings):
+        local.check_ports(ports, variable, host)
 
 
 def put_logs_aside(settings):
@@ -151,8 +177,8 @@ def put_logs_aside(settings):
 
 def graph_logs(settings):
     """Logs of the graph's own parts; those of jobs and of the rehearsal's Ray lie beside them."""
-    names = ("supervisor", "ray-gym", "policy_model", "workplace_assistant", "workplace_assistant_simple_agent")
-    return [path for name in names if (path := settings.RUN_DIR / "logs" / f"{name}.log").exists()]
+    names = ("supervisor", "ray-gym", "head_server", "policy_model", "workplace_assistant*")
+    return [path for name in names for path in sorted((settings.RUN_DIR / "logs").glob(f"{name}.log"))]
 
 
 def supervisor_log(settings):
@@ -160,16 +186,16 @@ def supervisor_log(settings):
 
 
 def wait_until_ready(graph, current):
-    """Wait for /readyz and the head server. Raises Failure with the end of the log that tells why."""
+    """Wait for every pair and the head server. Raises Failure with the end of the log that tells why."""
     settings = graph.settings
     deadline = time.monotonic() + settings.GYM_START_TIMEOUT_S
     while True:
         ready, state = readiness(settings)
-        if ready and (settings.HOST_REPO_DIR or head_answers(settings)):
+        waiting = [name for name, server in state.get("servers", {}).items() if not server["up"]]
+        if ready and not waiting and (settings.HOST_REPO_DIR or head_answers(settings)):
             return
         if graph.died() or time.monotonic() > deadline:
             raise Failure(f"the graph did not get ready; {why_not(graph)}")
-        waiting = [name for name, server in state.get("servers", {}).items() if not server["up"]]
         current.detail(f"waiting for {', '.join(waiting) if state else 'Ray and the Gateway'}")
         time.sleep(POLL_S)
 
@@ -224,9 +250,14 @@ def replace_graph(graph, fingerprint, current):
 
 def main():
     settings, _ = from_command_line(
-        __doc__, "RUN_DIR", "GYM_BACKEND", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_START_TIMEOUT_S",
-        "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS", "NEMO_GYM_IMAGE", "GYM_CONTAINER",
+        __doc__, "RUN_DIR", "GYM_BACKEND", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_REPLICAS",
+        "GYM_START_TIMEOUT_S", "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",
+        "NEMO_GYM_IMAGE", "GYM_CONTAINER",
     )  # fmt: skip
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("gym-up", settings)
     fingerprint = graph_fingerprint(settings)
     graph, why = choose_backend(settings)
     say(f"Backend: {graph.name} ({why})")

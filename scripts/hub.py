@@ -9,15 +9,20 @@ next run, a part of one is not. It does not judge what was downloaded.
 
 import errno
 import hashlib
+import http.client
+import json
 import os
 import re
 import sys
+import urllib.error
+import urllib.request
 import warnings
 from contextlib import contextmanager
 
 from terminal import Failure
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+LOOK_TIMEOUT_S = 4
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,6 +54,32 @@ def fetch_model(repo_id, revision, folder):
     """Download all files of a model at a commit into `folder`, those already there excepted."""
     with _faults_in_words(f"{repo_id} at revision {revision}"):
         _client().snapshot_download(repo_id, revision=revision, local_dir=folder)
+
+
+def refuse_unreachable(repo_id, revision, repo_type):
+    """Ask the hub once whether it has a revision, as the client would ask. Raises Failure if it does not say so.
+
+    Needs no client: its address, token and proxies are those of the variables the client reads.
+    """
+    what, endpoint = f"{repo_id} at revision {revision}", _without_secrets(_endpoint())
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise Failure(_offline(what))
+    token = os.environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{_endpoint().rstrip('/')}/api/{repo_type}s/{repo_id}/revision/{revision}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=LOOK_TIMEOUT_S) as answer:
+            told = json.loads(answer.read(1 << 22))
+    except urllib.error.HTTPError as error:
+        raise Failure(_refusal(error.code, what, endpoint)) from None
+    except OSError as error:
+        raise Failure(_unreached(what, endpoint, getattr(error, "reason", error))) from None
+    except (ValueError, RecursionError, http.client.HTTPException):
+        told = None
+    if not isinstance(told, dict) or not told.get("sha"):
+        raise Failure(
+            f"{endpoint} answers with something else than a hub; check HF_ENDPOINT and what the proxy variables lead to"
+        )
 
 
 @contextmanager
@@ -91,8 +122,17 @@ def _words(error, what):
     endpoint = _without_secrets(_endpoint())
     chain = list(_chain(error))
     if any(isinstance(one, errors.OfflineModeIsEnabled) for one in chain):
-        return f"HF_HUB_OFFLINE is set and {what} is not on this machine; unset it for one run with network"
-    status = next((s for s in map(_status, chain) if s), None)
+        return _offline(what)
+    if status := next((s for s in map(_status, chain) if s), None):
+        return _refusal(status, what, endpoint)
+    return _unreached(what, endpoint, chain[-1])
+
+
+def _offline(what):
+    return f"HF_HUB_OFFLINE is set and {what} is not on this machine; unset it for one run with network"
+
+
+def _refusal(status, what, endpoint):
     if status in (401, 403):
         return (
             f"{endpoint} refused {what} (HTTP {status}); set HF_TOKEN to a token that may read it, "
@@ -100,11 +140,13 @@ def _words(error, what):
         )
     if status == 404:
         return f"{endpoint} has no {what} (HTTP 404); check the revision, and HF_ENDPOINT if it is set"
-    if status:
-        return f"{endpoint} answered HTTP {status} for {what}; run this again later"
-    cause = _without_secrets(" ".join(str(chain[-1]).split()))[:200]
+    return f"{endpoint} answered HTTP {status} for {what}; run this again later"
+
+
+def _unreached(what, endpoint, error):
+    cause = _without_secrets(" ".join(str(error).split()))[:200]
     return (
-        f"cannot get {what} from {endpoint} ({type(chain[-1]).__name__}: {cause}); "
+        f"cannot get {what} from {endpoint} ({type(error).__name__}: {cause}); "
         "check the network, HF_ENDPOINT and the proxy variables, then run this again"
     )
 

@@ -8,7 +8,9 @@ Ports are bound-tested before a start, and a holder is named. Linux only: it rea
 """
 
 import fcntl
+import ipaddress
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -19,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from terminal import Failure
@@ -46,6 +49,8 @@ RAY_OFFSETS = {
 }
 RAY_WORKER_PORTS = (20, 59)
 RAY_TRIES = 3
+# More than trials that run and wait can need; a limit of a billion makes some programs slow.
+FILES_WANTED = 65536
 
 
 def environment(settings, role):
@@ -169,6 +174,20 @@ def end(targets, grace_s=TERM_GRACE_S):
         raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
 
 
+def open_files_to_be_had():
+    """Files a process of ours may have open once it has raised its limit as far as it may and needs: (soft, hard)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited:
+        return soft, hard
+    return max(soft, FILES_WANTED if hard == unlimited else min(hard, FILES_WANTED)), hard
+
+
+def allow_many_files():
+    """Raise this process's limit of open files: a trial holds several connections, and 1024 is a common limit."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files_to_be_had())
+
+
 # --- ports ---------------------------------------------------------------------------------
 
 
@@ -176,6 +195,8 @@ def listening():
     """All listening TCP sockets: [(address, port, inode)], addresses as text."""
     found = []
     for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        if not Path(table).exists():  # a kernel without IPv6
+            continue
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
@@ -200,29 +221,40 @@ def sockets_of(process):
 
 def holder(port):
     """Who listens on a port, as text for an error line."""
-    inodes = {inode for _, p, inode in listening() if p == port}
-    for process in processes():
-        if inodes & sockets_of(process):
-            return f"process {process.pid}: {process.command[:100]}"
-    return "a process that may not be looked at"
+    process = listener({inode for _, p, inode in listening() if p == port})
+    return f"process {process.pid}: {process.command[:100]}" if process else "a process that may not be looked at"
+
+
+def listener(inodes):
+    """The process that holds one of these sockets, or None where it may not be looked at."""
+    return next((process for process in processes() if inodes & sockets_of(process)), None)
 
 
 def beyond_loopback(group, allowed=()):
     """Listening sockets of the processes in `group` that other machines could reach: [(address, port)]."""
     inodes = set().union(*(sockets_of(process) for process in group)) if group else set()
-    local = ("127.", "::1", "::ffff:127.")
-    return [(a, p) for a, p, inode in listening() if inode in inodes and not a.startswith(local) and p not in allowed]
+    return [(a, p) for a, p, inode in listening() if inode in inodes and not _is_loopback(a) and p not in allowed]
+
+
+def _is_loopback(text):
+    address = ipaddress.ip_address(text)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def refuse_ephemeral(port, variable):
+    """Raise Failure for a port that the kernel hands out by chance."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if low <= port <= high:
+        raise Failure(
+            f"port {port} (from {variable}) lies in the range {low}..{high} from which the kernel takes "
+            f"ports by chance; choose another {variable}"
+        )
 
 
 def check_ports(ports, variable, host="127.0.0.1"):
     """Refuse ports that are taken, or that the kernel hands out by chance; names the holder."""
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for port in ports:
-        if low <= port <= high:
-            raise Failure(
-                f"port {port} (from {variable}) lies in the range {low}..{high} from which the kernel takes "
-                f"ports by chance; choose another {variable}"
-            )
+        refuse_ephemeral(port, variable)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -237,6 +269,26 @@ def check_ports(ports, variable, host="127.0.0.1"):
                 raise Failure(
                     f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}"
                 ) from None
+
+
+def addresses(host):
+    """The addresses of a host name or address, as text; empty where it has none."""
+    try:
+        return sorted({str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, None)})
+    except (OSError, UnicodeError):
+        return []
+
+
+def is_here(host):
+    """Whether a host is this machine, by an address of its own."""
+    for address in addresses(host):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def tail(path, lines=15):
@@ -264,8 +316,8 @@ def get(url, timeout):
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
-    except OSError as error:
-        return 0, str(error).encode()
+    except (OSError, HTTPException) as error:  # the latter where what answers speaks no HTTP
+        return 0, f"{type(error).__name__}: {error}".encode()
 
 
 # --- Ray -----------------------------------------------------------------------------------
@@ -366,13 +418,21 @@ class PrivateRay:
         deadline = time.monotonic() + self.settings.GYM_START_TIMEOUT_S
         while not (self._says_started() and self.answers()):
             if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
-                end(ours(self.settings, self.role))
+                self._end_spawned()
                 raise Failure(f"the {self.role} Ray did not start; the end of {self.log}:\n{tail(self.log)}")
             detail(f"waiting for Ray on {self.address}")
             time.sleep(0.2)
-        if self.process and (exposed := beyond_loopback(ours(self.settings, self.role))):
-            end(ours(self.settings, self.role))
+        everyone, gateway = ours(self.settings, self.role), self.settings.port("gateway")
+        if exposed := beyond_loopback(everyone, allowed={gateway}):
+            self._end_spawned()
             raise Failure(f"the {self.role} Ray listens on {exposed[0][0]}:{exposed[0][1]}, not on loopback alone")
+
+    def _spawned(self):
+        """What belongs to the Ray spawned here; the graph's servers have its role too."""
+        return [p for p in ours(self.settings, self.role) if p.session == self.process.pid]
+
+    def _end_spawned(self):
+        end(self._spawned())
 
     def clear(self):
         """Remove the temporary folder of an ended Ray."""

@@ -1,20 +1,24 @@
-"""The model API of a rehearsal, in the shape of the trainer's, and the policies behind it.
+"""The model API of a rehearsal or an evaluation, in the shape of the trainer's, and policies behind it.
 
 `POST <base>/v1/responses` with `Authorization: Bearer <session id>`; the session id decides
 whose turn is answered. Guarantees: an unknown session id gets 401 and learns nothing; the
 calls of one session are answered one at a time; an answer leaves out the fields that the
 trainer's API may leave out, and a token count is given only where an endpoint counted;
 session ids appear in no log and no error. It does not sample, tokenize or train: the policy
-is the row's ground truth, a fixed sentence, or an endpoint of its own.
+is the row's ground truth, a fixed sentence, or what the driver brings (model_wire.py).
 """
 
 import json
 import secrets
+import socket
 import socketserver
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from terminal import Failure
 
 BASE_PATH = "/agentic_api"
 # NeMo Gym's agent makes six model calls at most; the last one is for the closing message.
@@ -23,11 +27,11 @@ KNOWN_ITEMS = frozenset({"message", "function_call", "function_call_output", "re
 
 
 class ModelError(Exception):
-    """A model call that gets no answer: HTTP status, message, and the headers to send along."""
+    """A model call that gets no answer: HTTP status, message, headers to send along, whether another try may help."""
 
-    def __init__(self, status, message, headers=None):
+    def __init__(self, status, message, headers=None, again=False):
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers or {}
+        self.status, self.message, self.headers, self.again = status, message, headers or {}, again
 
 
 class Session:
@@ -35,10 +39,10 @@ class Session:
 
     def __init__(self, task):
         self.task, self.id = task, secrets.token_urlsafe(32)
-        self.lock = threading.Lock()
+        self.lock, self.ended = threading.Lock(), threading.Event()
         self.turns, self.branches = 0, 0
         self.prompt, self.history, self.answer = None, [], []
-        self.usages, self.incomplete = [], None
+        self.usages, self.incomplete, self.fault = [], None, None
 
     def take(self, items):
         """Note a request's history; one that does not extend the history before starts a branch."""
@@ -112,43 +116,16 @@ def noop(session, body):
     return answered([message("There is nothing to do.")])
 
 
-def endpoint(url, model, key, timeout_s):
-    """A policy that asks an OpenAI-compatible endpoint at `url` (without /v1); the key goes into the header only."""
-    import requests
-
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # The environment's proxies lead outside; an endpoint on this machine is not out there.
-    trust_environment = urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
-
-    def policy(session, body):
-        with requests.Session() as client:
-            client.trust_env = trust_environment
-            try:
-                reply = client.post(
-                    f"{url}/v1/responses",
-                    json=body | {"model": model},
-                    headers=headers,
-                    timeout=timeout_s,
-                    allow_redirects=False,
-                )
-            except requests.RequestException as error:
-                raise ModelError(502, f"{url}: {type(error).__name__}") from None
-        return _checked(url, reply)
-
-    return policy
-
-
-def _checked(url, reply):
-    if reply.status_code != 200:
-        kept = {name: reply.headers[name] for name in ("Retry-After",) if name in reply.headers}
-        raise ModelError(reply.status_code if reply.status_code >= 400 else 502, f"{url}: {reply.status_code}", kept)
+def own_address(gateway_url):
+    """This machine's address as the Gateway sees it: the one the system takes to reach it. Raises Failure."""
+    parts = urlsplit(gateway_url or "http://127.0.0.1")
     try:
-        response = reply.json()
-    except ValueError:
-        raise ModelError(502, f"{url}: the answer is not JSON") from None
-    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
-        raise ModelError(502, f"{url}: the answer has no list `output`")
-    return response
+        family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise Failure(f"NEMO_GYM_URL={gateway_url}: {error.strerror or error}") from None
 
 
 class ModelAPI(ThreadingHTTPServer):
@@ -161,8 +138,6 @@ class ModelAPI(ThreadingHTTPServer):
         """Listen on `host` and `port` (0: a free one). Raises OSError."""
         self.policy, self.sessions = policy, {}
         if ":" in host:
-            import socket
-
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
         shown = f"[{host}]" if ":" in host else host
@@ -181,6 +156,12 @@ class ModelAPI(ThreadingHTTPServer):
 
     def close(self, session):
         self.sessions.pop(session.id, None)
+        session.ended.set()
+
+    def handle_error(self, request, client_address):
+        """Say nothing of a Gateway that hung up: its trial has ended. Anything else is a fault of ours."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def stop(self):
         self.shutdown()
@@ -226,7 +207,11 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, session, body):
         items = _items(body)
         with session.lock:
-            response = self.server.policy(session, body)
+            try:
+                response = self.server.policy(session, body)
+            except ModelError as error:
+                session.fault = error.message
+                raise
             session.take(items)
             session.give(response)
         return response

@@ -10,6 +10,7 @@ import secrets
 import shlex
 
 import node_check
+import ray_follow
 import ray_jobs
 import session_client
 import train_checks
@@ -83,7 +84,7 @@ def _run(job, settings, spec):
     texts = {"NODE_CHECK": source, "NODE_CHECK_SPEC": json.dumps(spec)}
     command = "exec " + shlex.join([str(settings.RELAX_PYTHON), "-c", RUN])
     job.submit(command, texts, 0, {"py_executable": str(settings.RELAX_PYTHON)}, passing=True)
-    info = ray_jobs.follow(job, settings.JOB_PENDING_TIMEOUT_S, 0, printed.append, lambda status: None)
+    info = ray_follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, 0, printed.append, lambda status: None)
     lines = "".join(printed).splitlines()
     told = [line for line in lines if line.startswith(node_check.MARK)]
     if not told:

@@ -34,6 +34,10 @@ PUBLISHED = ("train", "validation")
 
 def main():
     values, args = settings.from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("data", values)
     folder = values.gym_data
     with hub.disk_faults_in_words("DATA_ROOT", folder), alone_in(folder):
         lock = accept(args.accept, args.lock, folder) if args.accept else read_lock(args.lock)

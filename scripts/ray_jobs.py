@@ -1,9 +1,8 @@
-"""Jobs on a Ray cluster, through the dashboard's job API: submit, follow to a terminal state, stop.
+"""Jobs on a Ray cluster, through the dashboard's job API: submit, look, stop. Following is ray_follow.py's.
 
-Guarantees: what became of a job is told by its status alone, read again until it is terminal,
-never by the end of its log; waiting for a start is bounded; a stop is confirmed by the status
-or reported as not confirmed; a job's id is on disk before Ray hears of it. Proxy variables
-play no part. The API is spoken directly: Ray's own client takes four seconds to import.
+Guarantees: a stop is confirmed by the status or reported as not confirmed; a job's id is on disk before
+Ray hears of it. Proxy variables play no part. The API is spoken directly: Ray's own client takes four
+seconds to import.
 """
 
 import json
@@ -17,14 +16,14 @@ from pathlib import Path
 
 import requests
 
+import terminal
 from terminal import Failure
 
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30
 POLL_S = 0.5
-# A dashboard that does not answer for this long is taken for gone.
-SILENCE_S = 60
 STOP_TIMEOUT_S = 60
+STOP_SILENCE_S = 5
 PENDING_STOP_S = 3
 # Key in the metadata of a job that ends by itself in seconds.
 PASSING = "workplace-assistant.passing"
@@ -41,15 +40,15 @@ class Unreachable(Failure):
 class Dashboard:
     """Requests to one cluster's dashboard."""
 
-    def __init__(self, url):
-        self.url = url.rstrip("/")
+    def __init__(self, url, timeout_s=REQUEST_TIMEOUT_S):
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self.session = requests.Session()
         self.session.trust_env = False
 
     def ask(self, method, path, body=None):
         """Send one request: (status, parsed JSON or None). Raises Unreachable."""
         try:
-            reply = self.session.request(method, self.url + path, json=body, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.request(method, self.url + path, json=body, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         try:
@@ -60,7 +59,7 @@ class Dashboard:
     def text(self, path):
         """The text of a page; empty if there is none. Raises Unreachable."""
         try:
-            reply = self.session.get(self.url + path, timeout=REQUEST_TIMEOUT_S)
+            reply = self.session.get(self.url + path, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
         return reply.text if reply.status_code == 200 else ""
@@ -126,11 +125,17 @@ class Job:
         Raises Failure when it does not get there.
         """
         asked, status, removing = time.monotonic(), "unknown", False
+        heard = asked
         while time.monotonic() < asked + STOP_TIMEOUT_S:
-            status = self.info().get("status")
-            if status is None or status in TERMINAL:
-                return status
-            self.dashboard.ask("POST", f"{self.path}/stop")
+            try:
+                status = self.info().get("status")
+                if status is None or status in TERMINAL:
+                    return status
+                self.dashboard.ask("POST", f"{self.path}/stop")
+                heard = time.monotonic()
+            except Unreachable:
+                if time.monotonic() > heard + STOP_SILENCE_S:
+                    raise
             if status == "PENDING" and not removing and time.monotonic() > asked + PENDING_STOP_S:
                 self._remove_supervisor()
                 removing = True
@@ -138,6 +143,13 @@ class Job:
         raise Failure(
             f"job {self.id} was told to stop and is still {status} after {STOP_TIMEOUT_S} s: {self.dashboard.url}"
         )
+
+    def stop_and_tell(self):
+        """Stop the job after an interruption and say what it is now. Raises Failure if that is not known."""
+        try:
+            terminal.say(f"interrupted; job {self.id} is {self.stop() or 'unknown to Ray'}")
+        except Failure as fault:
+            raise Failure(f"interrupted, and job {self.id} may still run: {fault}; make stop tries again") from None
 
     def _remove_supervisor(self):
         """End a job that waits for resources: Ray takes its stop requests and does nothing until it has started.
@@ -185,61 +197,3 @@ def write_private(path, values):
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)
-
-
-def follow(job, pending_timeout_s, cpus, show, tell):
-    """Follow a submitted job to its terminal state: Ray's last record of it.
-
-    `show(text)` gets what the job prints as it comes, whole lines; `tell(status)` is called at
-    each look. Raises Failure when the job does not start in time (it is stopped first) or the
-    dashboard falls silent.
-    """
-    log, submitted, heard = LogReader(job, show), time.monotonic(), time.monotonic()
-    while True:
-        try:
-            info = job.info()
-            log.read()
-            heard = time.monotonic()
-        except Unreachable:
-            if time.monotonic() - heard > SILENCE_S:
-                raise
-            info = {"status": "unknown"}
-        tell(info.get("status", "gone"))
-        if not info:
-            raise Failure(f"{job.dashboard.url}: Ray no longer knows job {job.id}; was its cluster restarted?")
-        if info["status"] in TERMINAL:
-            log.read(rest=True)
-            return info
-        if info["status"] == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
-            _give_up(job, pending_timeout_s, cpus)
-        time.sleep(POLL_S)
-
-
-def _give_up(job, pending_timeout_s, cpus):
-    free = job.dashboard.free()
-    job.stop()
-    raise Failure(
-        f"job {job.id} did not start within {pending_timeout_s} s (JOB_PENDING_TIMEOUT_S) and was stopped; "
-        f"it asked for {cpus:g} CPU, in use on the nodes: {free}"
-    )
-
-
-class LogReader:
-    """Gives what a log has gained since the last look, in whole lines.
-
-    Ray hands out the whole log each time, so it is looked at for a tenth of the time at most.
-    """
-
-    def __init__(self, job, show):
-        self.job, self.show, self.seen, self.due = job, show, 0, 0.0
-
-    def read(self, rest=False):
-        began = time.monotonic()
-        if began < self.due and not rest:
-            return
-        text = self.job.logs()
-        self.due = time.monotonic() + 9 * (time.monotonic() - began)
-        end = len(text) if rest else text.rfind("\n") + 1
-        if end > self.seen:
-            self.show(text[self.seen : end])
-            self.seen = end

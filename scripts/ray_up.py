@@ -12,16 +12,17 @@ within the container. Remove it with `docker rm -f relax-train`.
 
 import socket
 
-import docker
 from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest
 
 import cluster
+import docker_backend
 import ray_container
 import settings as variables
 import terminal
 from terminal import Failure
 
+NO_GPUS = "could not select device driver"
 OPTIONS = ("RELAX_HOST", "RELAX_IMAGE", "RELAX_ROOT", "RAY_ADDRESS")
 
 
@@ -41,17 +42,9 @@ def check(settings):
                 raise Failure(f"{settings.RELAX_HOST}:{port} is taken; is that a platform's Ray? Then set RAY_ADDRESS")
 
 
-def engine():
-    try:
-        client = docker.from_env()
-        client.ping()
-    except DockerException as error:
-        raise Failure(f"no Docker engine answers: {_short(error)}; start it, or set DOCKER_HOST") from None
-    return client
-
-
 def _short(error):
-    return " ".join(str(error).split())[:200]
+    """The engine's own words, without the address they came from."""
+    return " ".join(str(getattr(error, "explanation", None) or error).split())[:200]
 
 
 def existing(client):
@@ -83,8 +76,17 @@ def start(client, settings):
         raise
 
 
+def engine():
+    """A client of the Docker engine. Raises Failure."""
+    return docker_backend.connect(", or use a platform's Ray: set RAY_ADDRESS")
+
+
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("ray-up", settings)
     client = engine()
     try:
         found = existing(client)
@@ -95,7 +97,8 @@ def main():
             with terminal.stage("trainer's container"):
                 start(client, settings)
     except DockerException as error:
-        raise Failure(f"Docker: {_short(error)}") from None
+        cure = "; has this machine GPUs, and the NVIDIA container toolkit?" if NO_GPUS in str(error) else ""
+        raise Failure(f"Docker: {_short(error)}{cure}") from None
     terminal.say(f"Trainer's Ray ready: make train RAY_ADDRESS={settings.RELAX_HOST}:{ray_container.RAY_PORT}")
 
 

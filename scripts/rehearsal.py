@@ -20,15 +20,14 @@ import json
 import math
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import model_api
+import model_wire
 import rollout_dump
 import settings as variables
 import terminal
@@ -103,19 +102,8 @@ def choose_policy(name, timeout_s):
     settings = variables.load()
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; the policy `endpoint` asks the model there: make ... MODEL_URL=http://...")
-    return model_api.endpoint(settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, timeout_s)
-
-
-def own_address(gateway_url):
-    """This machine's address as the Gateway sees it: the one the system takes to reach it."""
-    parts = urlsplit(gateway_url or "http://127.0.0.1")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return probe.getsockname()[0]
-    except OSError as error:
-        raise Failure(f"NEMO_GYM_URL={gateway_url}: {error.strerror or error}") from None
+    endpoint = model_wire.Endpoint(settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, timeout_s)
+    return lambda session, body: endpoint.answer(body)
 
 
 class Rollouts:
@@ -221,7 +209,7 @@ def main():
     policy = choose_policy(args.policy, args.agent_timeout)
     agents = Agents(args.agent_command, args.agent_cwd, args.agent_env, args.agent_timeout)
     dump = rollout_dump.Dump(args.dump)
-    api = model_api.ModelAPI(args.host or own_address(args.agent_env.get("NEMO_GYM_URL")), policy)
+    api = model_api.ModelAPI(args.host or model_api.own_address(args.agent_env.get("NEMO_GYM_URL")), policy)
     stopped_by = []
 
     def stop(number, frame):

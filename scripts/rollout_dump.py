@@ -47,6 +47,8 @@ def record(index, group, metadata, session, result, error):
         "truncated_by": _budget(trial, session) if trial.get("status") == "truncated" else None,
         "request_id": trial.get("request_id"),
         "history_branches": session.branches,
+        "input": session.task.get("messages"),
+        "ground_truth": metadata.get("ground_truth"),
     }
 
 

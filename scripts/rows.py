@@ -15,6 +15,7 @@ from pathlib import Path
 from terminal import Failure
 
 WRAPPER = "responses_create_params"
+FILE_PREFIX = "workplace_assistant_"
 # Where the converter puts what it takes out of the wrapper: metadata key -> key in the wrapper.
 MOVED = {"tools": "tools", "parallel_tool_calls": "parallel_tool_calls", "developer_message": "instructions"}
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,19 +41,31 @@ def read_rows(path, limit=0):
     Blank lines are skipped. Raises Failure with file, line and key at the first bad row,
     and when the file cannot be read or holds no row.
     """
+    return [row for _, row in read_numbered(path, limit)]
+
+
+def read_numbered(path, limit=0):
+    """The same as [(line number, row)]."""
     path, rows = Path(path), []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_read_line(line.rstrip(), f"{path}:{number}"))
+                    rows.append((number, _read_line(line.rstrip(), f"{path}:{number}")))
                 if limit and len(rows) == limit:
                     break
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make data` writes the rows of a SPLIT") from None
+        raise Failure(f"{path}: {error.strerror}; {_cure(path)}") from None
     if not rows:
-        raise Failure(f"{path}: holds no rows; `make data` writes the rows of a SPLIT")
+        raise Failure(f"{path}: holds no rows; {_cure(path)}")
     return rows
+
+
+def _cure(path):
+    split = path.stem.removeprefix(FILE_PREFIX)
+    if split in ("example", "train", "validation"):
+        return f"make data SPLIT={split}"
+    return "`make data` writes the rows of a SPLIT"
 
 
 def _read_line(line, place):
@@ -107,7 +120,7 @@ def check_values(tree):
     """Refuse values that do not survive JSON and 64-bit readers: too deep, NaN, huge, half a surrogate pair.
 
     `tree` is an object or a list. Walks without recursion, so that depth cannot exhaust the
-    stack, and passes over plain text at once: this runs for each trial. Raises RowError.
+    stack, and passes over plain values at once: this runs for each trial. Raises RowError.
     """
     waiting = [(tree, None, 1)]
     while waiting:
@@ -117,9 +130,11 @@ def check_values(tree):
         if isinstance(value, dict) and (fault := _value_fault("".join(value))):
             raise RowError(_key_of((path, "(a key)")), fault)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, str) and item.isascii() or item is True or item is False or item is None:
+                continue
             if isinstance(item, (dict, list)):
                 waiting.append((item, (path, name), depth + 1))
-            elif not (isinstance(item, str) and item.isascii()) and (fault := _value_fault(item)):
+            elif fault := _value_fault(item):
                 raise RowError(_key_of((path, name)), fault)
 
 

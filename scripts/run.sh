@@ -18,6 +18,19 @@ shift
 
 python=$root/.venv/bin/python
 
+# The doctor looks at a clone before it is set up, with whatever Python is there.
+any_python() {
+    local each
+    for each in python3 python3.12 python3.13; do
+        if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+            echo "$each"
+            return
+        fi
+    done
+    echo "fail  python: no Python 3.9 or later runs here; install Python 3.12 or 3.13, pyenv or uv" >&2
+    return 1
+}
+
 # On a trainer's machine its own Python does for these, without a set-up of this clone.
 trains_here() { [[ ! -x $python ]] && python3 -c 'import ray, requests, yaml' 2>/dev/null; }
 
@@ -30,7 +43,9 @@ case $name in
             exit 0
         fi
         ;;
+    doctor) [[ -x $python ]] || python=$(any_python) ;;
     train | accept) if trains_here; then python=python3; else "$root/scripts/setup.sh"; fi ;;
+    abuse) "$root/scripts/setup.sh" test ;;
     *) "$root/scripts/setup.sh" ;;
 esac
 

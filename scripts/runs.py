@@ -9,15 +9,16 @@ from pathlib import Path
 
 import rollout_dump
 import train_plan
+import train_watch
 from terminal import Failure
 
 
 class Run:
     """One run: its samples [(file:line, sample)], and what its record says."""
 
-    def __init__(self, run_id, dumps, samples, logs=(), gateways=()):
+    def __init__(self, run_id, dumps, samples, logs=(), gateways=(), dashboard=None):
         self.id, self.dumps, self.samples = run_id, dumps, samples
-        self.logs, self.gateways = list(logs), list(gateways)
+        self.logs, self.gateways, self.dashboard = list(logs), list(gateways), dashboard
 
 
 def of_dump(path):
@@ -30,18 +31,20 @@ def of_record(path):
     """The training run with the record at `path`. Raises Failure."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        folder, before = Path(facts["dumps"]), facts["dump_sizes_before"]
-        samples = [each for file in sorted(folder.glob("*.jsonl")) for each in _gained(file, before.get(file.name, 0))]
-        return Run(facts["submission_id"], folder, samples, [Path(facts["log"])], facts["gateways"])
+        folder, before = Path(facts["dumps"]), facts["dumps_before"]
+        samples = [each for file in sorted(folder.glob("*.jsonl")) for each in _gained(file, before.get(file.name))]
+        return Run(facts["submission_id"], folder, samples, [Path(facts["log"])], facts["gateways"], facts["dashboard"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Failure(f"{path}: no record of a training run ({type(error).__name__})") from None
 
 
-def _gained(path, before):
-    """The samples of a dump beyond its first `before` bytes; all of a file that was written anew."""
+def _gained(path, mark):
+    """The samples a dump has gained since `mark`; all of a file that was not there, or was written anew."""
     with path.open("rb") as file:
-        start = file.read(before) if before <= path.stat().st_size else b""
-    return [(f"{path}:{n}", item) for n, item in enumerate(rollout_dump.read_dump(path), 1) if n > start.count(b"\n")]
+        start = train_watch.added_from(file, mark) if mark else 0
+        file.seek(0)
+        earlier = file.read(start).count(b"\n")
+    return [(f"{path}:{n}", item) for n, item in enumerate(rollout_dump.read_dump(path), 1) if n > earlier]
 
 
 def rehearsals(settings):
@@ -52,18 +55,21 @@ def records(settings):
     return list((settings.EXP_DIR / train_plan.RUN_NAME / "runs").glob("*.json"))
 
 
-def newest(settings, since=0.0):
-    """The newest run that began or ended after `since` (seconds of the epoch). Raises Failure if there is none."""
-    found = [path for path in rehearsals(settings) + records(settings) if path.stat().st_mtime >= since]
+def newest(settings):
+    """The newest run. Raises Failure if there is none."""
+    found = rehearsals(settings) + records(settings)
     if not found:
         raise Failure(f"{settings.EXP_DIR}: no run there; `make smoke` rolls the rows out, `make train` trains")
     path = max(found, key=lambda each: each.stat().st_mtime)
     return of_record(path) if path.suffix == ".json" else of_dump(path)
 
 
-def newest_dump(settings, since=0.0):
-    """The newest rehearsal's dump, written after `since`. Raises Failure if there is none."""
-    found = [path for path in rehearsals(settings) if path.stat().st_mtime >= since]
+def newest_dump(settings, earlier=()):
+    """The newest rehearsal's dump that is none of `earlier`. Raises Failure if there is none.
+
+    Not told by the time: the clock of a file server need not be ours.
+    """
+    found = [path for path in rehearsals(settings) if path not in earlier]
     if not found:
-        raise Failure(f"{settings.EXP_DIR}/rehearsal: no rollout dump there; `make smoke` rolls the rows out")
+        raise Failure(f"{settings.EXP_DIR}/rehearsal: no new rollout dump there; `make smoke` rolls the rows out")
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -16,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "env.example"
 # An unknown name with one of these beginnings is taken for a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
-# Offsets from GYM_BASE_PORT; env.example says the same in words.
+# Offsets from GYM_BASE_PORT; env.example says the same in words. Further pairs of agent and resource
+# server follow, as agent_2 and resource_2 and so on, up to MOST_REPLICAS below Ray's own ports.
 PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks": 4}
+MOST_REPLICAS = 18
 
 
 class SettingsError(Exception):
@@ -176,30 +178,44 @@ def declared(example=EXAMPLE):
     return variables
 
 
-def read_dotenv(path, variables):
-    """Read a `.env`: {name: (text, "file:line")}. Raises SettingsError on a line that is no NAME=value."""
+def raise_fault(fault):
+    raise fault
+
+
+def read_dotenv(path, variables, refuse=raise_fault):
+    """Read a `.env`: {name: (text, "file:line")}. `refuse` gets a SettingsError for each line that is no NAME=value."""
     found = {}
     if not path.exists():
         return found
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read as text: {error}") from None
+        refuse(SettingsError(f"{path} cannot be read as text: {error}"))
+        return found
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        name, equals, text = line.removeprefix("export ").partition("=")
         origin = f"{path.name}:{number}"
-        if not equals:
-            raise SettingsError(f"{origin}: not a NAME=value line")
-        name, text = name.strip(), text.strip()
-        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-            text = text[1:-1]
-        if name not in variables:
-            raise SettingsError(f"{origin}: {_unknown(name, variables)}")
-        found[name] = (text, origin)
+        try:
+            name, text = _name_and_text(line, origin, variables)
+        except SettingsError as fault:
+            refuse(fault)
+        else:
+            found[name] = (text, origin)
     return found
+
+
+def _name_and_text(line, origin, variables):
+    name, equals, text = line.removeprefix("export ").partition("=")
+    if not equals:
+        raise SettingsError(f"{origin}: not a NAME=value line")
+    name, text = name.strip(), text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    if name not in variables:
+        raise SettingsError(f"{origin}: {_unknown(name, variables)}")
+    return name, text
 
 
 def _unknown(name, variables):
@@ -210,7 +226,7 @@ def _unknown(name, variables):
     return f"{name} is not a variable of env.example{hint}"
 
 
-def _refuse_misspelt(environment, variables):
+def _refuse_misspelt(environment, variables, refuse):
     """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
     _, _, overrides = environment.get("MAKEFLAGS", "").partition(" -- ")
     # make escapes a space within a value, which may hold a "=" of its own.
@@ -218,10 +234,10 @@ def _refuse_misspelt(environment, variables):
     named_on_make = [word.partition("=")[0].rstrip(":+?") for word in words if "=" in word]
     for name in named_on_make:
         if name not in variables and (name.isupper() or name.upper() in variables):
-            raise SettingsError(f"make: {_unknown(name, variables)}")
+            refuse(SettingsError(f"make: {_unknown(name, variables)}"))
     for name, text in environment.items():
         if name.startswith(OUR_PREFIXES) and name not in variables and not _is_service_link(name, text):
-            raise SettingsError(f"environment: {_unknown(name, variables)}")
+            refuse(SettingsError(f"environment: {_unknown(name, variables)}"))
 
 
 def _is_service_link(name, text):
@@ -247,9 +263,24 @@ class Settings:
         """Whether the variable was set anywhere but in env.example."""
         return name in self._given
 
+    @property
+    def replicas(self):
+        """Pairs of agent and resource server in the graph; GYM_REPLICAS=0 leaves a core to all the rest."""
+        return self.GYM_REPLICAS or max(1, min(cores_at_hand() - 1, MOST_REPLICAS))
+
+    def servers(self):
+        """{server: port} of the whole graph."""
+        found = {name: self.port(name) for name in PORT_OFFSETS}
+        for nth in range(2, self.replicas + 1):
+            found |= {name: self.port(name) for name in (f"agent_{nth}", f"resource_{nth}")}
+        return found
+
     def port(self, server):
-        """Port of "gateway", "agent", "resource", "head" or "callbacks"."""
-        return self.GYM_BASE_PORT + PORT_OFFSETS[server]
+        """Port of "gateway", "agent", "resource", "head" or "callbacks", or of a further pair's "agent_2", …"""
+        if server in PORT_OFFSETS:
+            return self.GYM_BASE_PORT + PORT_OFFSETS[server]
+        kind, nth = server.split("_")
+        return self.GYM_BASE_PORT + len(PORT_OFFSETS) + 2 * (int(nth) - 2) + ("agent", "resource").index(kind)
 
     def local_url(self, server):
         """URL of one of our servers as seen on this machine."""
@@ -279,19 +310,30 @@ class Settings:
         return self.gym_data / f"workplace_assistant_{split or self.SPLIT}.jsonl"
 
 
-def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=None):
+def cores_at_hand():
+    """Whole cores this process may use: those it may run on, and no more than its control group's share of time."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, int(quota) // int(period))
+    except (OSError, ValueError):  # no such group, or "max"
+        return cores
+
+
+def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=None, refuse=raise_fault):
     """Read all variables. `overrides` maps names to text from the command line.
 
     With `names`, only those are read and checked, for a program that runs among variables of
     others, who may use our names (LIMIT, MODEL) and prefixes for something else.
 
-    Raises SettingsError (one line) on an unknown name or a value off its range.
+    Raises SettingsError (one line) on an unknown name or a value off its range. With a `refuse` that
+    does not raise, each fault is handed to it, and what does not fit has its default.
     """
     environment = os.environ if environment is None else environment
     variables = declared(example)
     if names is None:
-        _refuse_misspelt(environment, variables)
-    from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables)
+        _refuse_misspelt(environment, variables, refuse)
+    from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables, refuse)
     values, texts, given = {}, {}, []
     for name in names or variables:
         variable = variables[name]
@@ -303,18 +345,23 @@ def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=N
             text, origin = from_file[name]
         else:
             text, origin = variable.default, "env.example"
-        values[name] = variable.parse(text, origin)
+        try:
+            values[name] = variable.parse(text, origin)
+        except SettingsError as fault:
+            refuse(fault)
+            text, origin = variable.default, "env.example"
+            values[name] = variable.parse(text, origin)
         texts[name] = text
         given += [name] if origin != "env.example" else []
     return Settings(values, texts, given)
 
 
-def from_command_line(description, *names, configure=None, argv=None):
+def from_command_line(description, *names, configure=None, argv=None, refuse=raise_fault):
     """Build a stage's command line: one option for each variable in `names` (SPLIT: --split).
 
     `configure(parser)` may add more. Returns (Settings, argparse.Namespace). Prints help or
     the one line of what is wrong and exits; a secret has no option, since process lists
-    show arguments.
+    show arguments. `refuse` as in `load`.
     """
     import argparse
     import sys
@@ -335,7 +382,7 @@ def from_command_line(description, *names, configure=None, argv=None):
         configure(parser)
     args = parser.parse_args(argv)
     try:
-        return load({name: getattr(args, name) for name in names}), args
+        return load({name: getattr(args, name) for name in names}, refuse=refuse), args
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

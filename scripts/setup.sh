@@ -9,6 +9,7 @@
 #
 #   scripts/setup.sh          what the stages need
 #   scripts/setup.sh test     that, and the tools of `make test` and `make lint`
+#   scripts/setup.sh --look   changes nothing: which parts are made, and what a set-up would take
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -168,11 +169,26 @@ set_up_tests() {
     stamp tests
 }
 
+look() {
+    local part python
+    for part in packages patches; do
+        if is_ready "$part"; then echo "ready $part"; else echo "missing $part"; fi
+    done
+    if is_ready packages; then return; fi
+    assert_space
+    python=$(find_python)
+    echo "python $python"
+}
+
 main() {
     local part parts=(packages patches)
     case ${1:-} in
         "") ;;
         test) parts+=(tests) ;;
+        --look)
+            look
+            exit
+            ;;
         -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p;}' scripts/setup.sh && exit ;;
         *) fail "unknown argument $1; see scripts/setup.sh --help" ;;
     esac

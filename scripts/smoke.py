@@ -62,9 +62,9 @@ class Smoke:
     """One run: its stages in order and what became of them."""
 
     def __init__(self, settings):
-        self.settings, self.started = settings, time.time()
+        self.settings, self.earlier = settings, runs.rehearsals(settings)
         self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
-        self.here = any(accept.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
+        self.here = any(local.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
         self.child, self.signalled = None, None
         self.results = []
         self.stages = {
@@ -132,7 +132,7 @@ class Smoke:
         return f"{len(rows.read_rows(path, self.settings.LIMIT))} rows"
 
     def dump(self):
-        return runs.newest_dump(self.settings, self.started)
+        return runs.newest_dump(self.settings, self.earlier)
 
     def trial(self):
         # Over loopback, from which a loopback callback is allowed, whatever GYM_HOST is.
@@ -190,6 +190,10 @@ def verdict(smoke):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("smoke", settings)
     smoke = Smoke(settings)
     for number in SIGNALS:
         signal.signal(number, smoke.forward)

@@ -17,6 +17,7 @@ import signal
 import sys
 
 import cluster
+import ray_follow
 import ray_jobs
 import rows
 import session_client
@@ -144,11 +145,10 @@ def run_job(settings, job, samples, cpus):
     ray_jobs.write_private(job.folder / "secrets.json", {name: settings.texts[name] for name in SECRETS})
     try:
         job.submit(entrypoint(settings, job), job_variables(settings), cpus)
-        info = ray_jobs.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, watch.show, watch.tell)
+        info = ray_follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, watch.show, watch.tell)
     except Interrupted as interruption:
         terminal.clear_line()
-        status = job.stop()
-        terminal.say(f"interrupted; job {job.id} is {status or 'unknown to Ray'}")
+        job.stop_and_tell()
         return 128 + interruption.args[0]
     terminal.say(f"Ray job {info['status']}: {job.id}")
     if info["status"] == "SUCCEEDED":

@@ -5,10 +5,20 @@ appears only on a terminal, so that a log file holds one line a stage; `run` tur
 into one line and exit status 1, never a traceback. It formats; it decides nothing.
 """
 
+import errno
 import signal
 import sys
 import time
 from contextlib import contextmanager
+
+# What may befall any stage that writes, and its cure.
+UNWRITABLE = {
+    errno.ENOSPC: "the disk is full; free some space, or choose another RUN_DIR or DATA_ROOT",
+    errno.EDQUOT: "the disk quota is used up; free some space, or choose another RUN_DIR or DATA_ROOT",
+    errno.EROFS: "the file system is read-only; choose another RUN_DIR or DATA_ROOT",
+    errno.ENOTDIR: "a file is in its way; choose another RUN_DIR or DATA_ROOT",
+    errno.EACCES: "permission denied; choose another RUN_DIR or DATA_ROOT, or change its owner",
+}
 
 
 class Failure(Exception):
@@ -34,6 +44,12 @@ def run(main):
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        clear_line()
+        print(f"error: {error.filename or 'a file'} cannot be used: {UNWRITABLE[error.errno]}", file=sys.stderr)
+        sys.exit(1)
 
 
 def say(line):

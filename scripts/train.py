@@ -121,7 +121,7 @@ class Submission:
     def stop_left_behind(self):
         for job in ray_jobs.open_jobs(self.settings.RUN_DIR):
             if job.id not in self.earlier:
-                terminal.say(f"interrupted; job {job.id} is {job.stop() or 'unknown to Ray'}")
+                job.stop_and_tell()
                 job.close()
 
 
@@ -134,6 +134,10 @@ def refuse(faults):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
+    # Imported here: the doctor knows every stage.
+    import doctor
+
+    doctor.at_start("train", settings)
     plan = Plan(settings)
     plan.look(plan.environment, plan.rows, plan.budgets, plan.paths, plan.services)
     if settings.RAY_ADDRESS or settings.DRY_RUN == "0":

@@ -59,14 +59,19 @@ class Plan:
 
     def rows(self):
         path = train_plan.rows_path(self.settings)
-        count = len(rows.read_rows(path, self.settings.LIMIT))
+        try:
+            count = len(rows.read_rows(path, self.settings.LIMIT))
+        except Failure:
+            # The budgets are worth a look without the rows, too.
+            count = self.settings.LIMIT or self.settings.NEMO_GYM_ROLLOUT_BATCH_SIZE
+            self.task = train_plan.Task(self.settings, path, count)
+            self.note("rows", f"not read; the figures below are for {count} of them")
+            raise
         self.task = train_plan.Task(self.settings, path, count)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.note("rows", f"{count} of {path}, sha256 {digest[:16]}")
 
     def budgets(self):
-        if self.task is None:
-            return
         source = self.settings.TRAIN_ARGUMENTS
         known = train_plan.values(self.settings, self.task)
         self.arguments = train_plan.read_arguments(source, known, bool(self.settings.TRAIN_PROJECT))
@@ -76,21 +81,27 @@ class Plan:
             self.note(*line)
 
     def paths(self):
+        self.checkout()
+        self.model()
+        self.note("repository", f"{ROOT} at {commit(ROOT)}")
+        self.note("results", self.settings.EXP_DIR / train_plan.RUN_NAME)
+
+    def checkout(self):
         s = self.settings
         missing = [name for name in RELAX_FILES if not (s.RELAX_ROOT / name).is_file()]
         if missing:
             self.faults.append(f"{s.RELAX_ROOT}/{missing[0]}: not there; set RELAX_ROOT to a checkout, or make relax")
         else:
             self.note("trainer", f"{s.RELAX_ROOT} at {commit(s.RELAX_ROOT)}")
-        model = s.MODEL_DIR / train_plan.MODEL_NAME
+
+    def model(self):
+        model = self.settings.MODEL_DIR / train_plan.MODEL_NAME
         lacking = [
             name for name in MODEL_FILES[:2] if not (model / name).is_file() or not (model / name).stat().st_size
         ]
         if lacking:
             self.faults.append(f"{model}/{lacking[0]}: not there or empty; set MODEL_DIR, or make model")
         self.note("model", model)
-        self.note("repository", f"{ROOT} at {commit(ROOT)}")
-        self.note("results", s.EXP_DIR / train_plan.RUN_NAME)
 
     def services(self):
         fingerprints = {}
@@ -108,10 +119,10 @@ class Plan:
         if len(set(fingerprints.values())) > 1:
             self.faults.append(f"{', '.join(fingerprints)}: not the same environment; a reward must mean the same")
 
-    def cluster(self):
+    def cluster(self, timeout_s=ray_jobs.REQUEST_TIMEOUT_S, patience_s=GPUS_LATE_S):
         if not self.settings.RAY_ADDRESS:
             raise Failure("RAY_ADDRESS is empty; set it to the cluster's <head>:6379, or make ray-up starts one here")
-        self.dashboard = ray_jobs.Dashboard(cluster.dashboard_url(self.settings))
+        self.dashboard = ray_jobs.Dashboard(cluster.dashboard_url(self.settings), timeout_s)
         cluster.refuse_loopback_gateway(self.settings)
         self.note("cluster", f"{self.settings.RAY_ADDRESS}, dashboard {self.dashboard.url}")
         jobs = cluster.live_jobs(self.dashboard)
@@ -122,14 +133,14 @@ class Plan:
                 f"{len(jobs)} job(s) run on {self.settings.RAY_ADDRESS}, which the trainer's entrypoint would stop: "
                 f"{'; '.join(jobs)[:300]}; wait for them, or FORCE=1"
             )
-        self.gpus(jobs)
+        self.gpus(jobs, patience_s)
 
-    def gpus(self, jobs):
+    def gpus(self, jobs, patience_s):
         """Enough GPUs on one node: free ones, or all where the jobs that hold them are to be stopped."""
         source = self.settings.TRAIN_ARGUMENTS
         total, largest = train_plan.gpus_asked(self.arguments, source) if self.arguments else (0, 0)
         taking_over = bool(jobs) and self.settings.FORCE == "1"
-        end = time.monotonic() + (0 if jobs else GPUS_LATE_S)
+        end = time.monotonic() + (0 if jobs else patience_s)
         while True:
             found = cluster.nodes(self.dashboard)
             free = [node.gpus if taking_over else node.free_gpus for node in found]

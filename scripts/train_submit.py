@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import cluster
+import ray_follow
 import ray_jobs
 import rows
 import session_client
@@ -38,6 +39,8 @@ from worker_logs import worker_tails
 
 CPUS = 1
 TAIL_LINES = 15
+# A head node's dashboard may take minutes to come back, and the job does not need it.
+SILENCE_S = 900
 ENTRYPOINT_VARIABLES = ("RUNTIME_ENV_JSON", "MODEL_CONFIG_DIR", "RELAX_ENTRYPOINT_MODE")
 MODULE = "relax.entrypoints.train"
 
@@ -131,7 +134,7 @@ class Run:
             "dashboard": self.job.dashboard.url,
             "log": str(self.log),
             "dumps": str(self.dumps),
-            "dump_sizes_before": before,
+            "dumps_before": before,
             "gateways": self.settings.gateway_urls,
             "rows": str(self.task.path),
             "samples_per_prompt": self.task.samples,
@@ -145,26 +148,32 @@ class Run:
         os.replace(beside, runs / f"{self.job.id}.json")
 
     def submit(self, cpus):
-        before = train_watch.sizes(self.dumps)
-        self.record(before)
+        """Submit the job: the Watch that follows it. All that may fail here does so before Ray hears of it."""
+        try:
+            before = train_watch.marks(self.dumps)
+            self.record(before)
+            reader = train_watch.DumpReader(self.dumps, before)
+            watch = train_watch.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
+        except OSError as error:
+            raise Failure(f"{error.filename}: {error.strerror}; EXP_DIR and RUN_DIR have to be writable") from None
         environment = runtime_env(os.environ["RUNTIME_ENV_JSON"], self.settings.RELAX_PYTHON, self.relax_root)
         command = entrypoint(self.settings, self.task.path, self.folder / "runs" / f"{self.job.id}.rows", self.words)
         self.job.submit(command, job_variables(self.settings, self.token_file), cpus, environment)
-        return train_watch.DumpReader(self.dumps, before)
+        return watch
 
     def follow(self, cpus):
         """Submit and follow: the exit status."""
         terminal.say(f"job {self.job.id} at {self.job.dashboard.url}, log {self.log}")
         try:
-            reader = self.submit(cpus)
-            watch = train_watch.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
+            watch = self.submit(cpus)
             limit = self.settings.JOB_PENDING_TIMEOUT_S
-            info = ray_jobs.follow(self.job, limit, cpus, watch.show, watch.tell)
+            info = ray_follow.follow(self.job, limit, cpus, watch.show, watch.tell, SILENCE_S)
         except Interrupted as interruption:
             terminal.clear_line()
-            status = self.job.stop()
-            terminal.say(f"interrupted; job {self.job.id} is {status or 'unknown to Ray'}")
+            self.job.stop_and_tell()
             return 128 + interruption.args[0]
+        if info["status"] == "SUCCEEDED":
+            watch.wait_all()
         watch.close()
         terminal.say(f"Ray job {info['status']}: {self.job.id}")
         terminal.say(f"{watch.progress.line()}; dumps {self.dumps}")

@@ -86,24 +86,37 @@ class Episode:
 
     def verify(self):
         """The reward of what was done in this session."""
-        fields = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []}
-        response = model_api.answered([*self.calls, model_api.message("Done.")]) | fields
-        return self._post("verify", self.row | {"response": response}).get("reward")
+        return self._post("verify", verification(self.row, self.calls)).get("reward")
 
     def _output(self, call):
         return self._post(*call).get("output")
 
     def _post(self, route, body):
-        try:
-            answer = self.client.post(f"{self.url}/{route}", json=body, timeout=TIMEOUT_S, allow_redirects=False)
-            parsed = answer.json() if answer.status_code == 200 else None
-        except requests.ConnectionError:
-            raise Failure(f"{self.url}: no resource server answers; `make gym-up` starts it") from None
-        except (requests.RequestException, ValueError) as error:
-            raise Failure(f"{self.url}/{route}: {type(error).__name__}: {str(error)[:200]}") from None
-        if not isinstance(parsed, dict):
-            raise Failure(f"{self.url}/{route}: answered {answer.status_code} {answer.text[:300]!r}")
-        return parsed
+        return post(self.client, self.url, route, body)
+
+
+def verification(row, calls):
+    """What `/verify` takes: the row, and a policy's answer that made these function calls."""
+    fields = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": []}
+    return row | {"response": model_api.answered([*calls, model_api.message("Done.")]) | fields}
+
+
+class Unfit(Failure):
+    """The resource server answered, but not with what was asked for."""
+
+
+def post(client, url, route, body):
+    """Send JSON to a route of the resource server. Returns the parsed object. Raises Failure, Unfit if it answered."""
+    try:
+        answer = client.post(f"{url}/{route}", json=body, timeout=TIMEOUT_S, allow_redirects=False)
+        parsed = answer.json() if answer.status_code == 200 else None
+    except requests.ConnectionError:
+        raise Failure(f"{url}: no resource server answers; `make gym-up` starts it") from None
+    except (requests.RequestException, ValueError) as error:
+        raise Failure(f"{url}/{route}: {type(error).__name__}: {str(error)[:200]}") from None
+    if not isinstance(parsed, dict):
+        raise Unfit(f"{url}/{route}: answered {answer.status_code} {answer.text[:300]!r}")
+    return parsed
 
 
 if __name__ == "__main__":

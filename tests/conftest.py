@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import browser as headless
+from task_rows import SHARED_DATA
+
 ROOT = Path(__file__).resolve().parents[1]
-SHARED_DATA = ROOT.parent / "shared" / "data"
 DEAD_PROXY = "http://127.0.0.1:9"
 
 for name in ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"):
@@ -22,11 +24,45 @@ if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
 
 
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A headless browser, one for all tests; those that need it are skipped where there is none."""
+    if headless.find() is None:
+        pytest.skip("no Chromium on this machine: tests/browser.sh installs one")
+    with headless.Browser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "shared_data: needs the task rows beside the clone; skipped without them")
 
 
+# What one worker takes as a whole: tests that share a server, a container, or what their file set up once. The
+# longest first, so that no worker is left alone with one at the end.
+FIRST = ("chain/test_training_cluster.py", "docker", "chain")
+
+
+def share(nodeid):
+    """The share of a test, as one of FIRST or its file."""
+    file = nodeid.partition("::")[0]
+    return next((name for name in FIRST if name in (file, file.partition("/")[0])), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """In place of xdist's own groups, which write into the node's id, where this pytest no longer looks."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Shares(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return share(nodeid)
+
+    return Shares(config, log)
+
+
 def pytest_collection_modifyitems(items):
+    ranks = {name: rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(share(item.nodeid), len(FIRST)))
     if SHARED_DATA.is_dir():
         return
     for item in items:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests, first those without servers, then those with the real graph, on this
-# machine. Sets up what they need; arguments go to pytest, with paths relative to tests/.
+# Runs the tests, those without servers beside those with the real graph, on this machine. Sets
+# up what they need; arguments go to pytest, with paths relative to tests/ (`-n 0`: one at a time).
 #
 #   tests/run.sh
 #   tests/run.sh unit -k settings

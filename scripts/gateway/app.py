@@ -7,6 +7,7 @@ the trial protocol alone. It joins no Ray.
 """
 
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -19,16 +20,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 import uvicorn
+import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
-from gateway.environment import Environment
+from gateway.connections import Connection, refuse_two_lengths
+from gateway.environment import Environment, Pair
 from gateway.model_calls import ModelCalls
-from gateway.protocol import PROTOCOL, Registry
-from gateway.store import Store
+from gateway.protocol import PROTOCOL, VERSION, Registry
+from gateway.store import Store, Unreadable
 from gateway.trials import Trials
 
 BACKLOG = 2048
@@ -37,8 +40,9 @@ BACKLOG = 2048
 class Gateway:
     """One process's Gateway, from its configuration to its end."""
 
-    def __init__(self, settings, agent_url, resource_url):
-        self.settings, self.agent_url, self.resource_url = settings, agent_url, resource_url
+    def __init__(self, settings, pairs):
+        """`pairs`: [(agent's URL, resource server's URL)], at least one."""
+        self.settings, self.pairs = settings, pairs
         self.epoch = secrets.token_hex(8)
         self.fingerprint = fingerprint(installed_tree())
         self.server = None
@@ -60,17 +64,14 @@ class Gateway:
         self.store = Store(self.settings.RUN_DIR / "trials.sqlite")
         model_calls = ModelCalls(self.http, self.settings, NeMoGymResponse.model_validate)
         self.trials = Trials(self.settings, self.store, model_calls)
-        self.environment = Environment(
-            self.http,
-            self.agent_url,
-            self.resource_url,
-            self.settings.GATEWAY_CLEANUP_TIMEOUT_S,
-            self.trials.settle_all,
-        )
+        timeout_s, on_lost = self.settings.GATEWAY_CLEANUP_TIMEOUT_S, self.trials.settle_lost
+        self.environment = Environment([Pair(self.http, *urls, timeout_s, on_lost) for urls in self.pairs])
         await self.trials.start(self.environment)
         self.watch = asyncio.create_task(self.environment.watch())
         self.server = uvicorn.Server(self.uvicorn_config(self.application()))
         self.stop_trials_first()
+        # What is there now stays; a collection need not look at it again.
+        gc.freeze()
 
     def stop_trials_first(self):
         """On a signal: end the trials while their servers still live, then the listener."""
@@ -86,7 +87,7 @@ class Gateway:
         """One ASGI application: by the port that was called, the callbacks or the public surface."""
         registry = Registry(
             self.settings.NEMO_GYM_CALLBACK_ALLOWED_NETWORKS,
-            {self.settings.port(name) for name in variables.PORT_OFFSETS},
+            set(self.settings.servers().values()),
             NeMoGymResponseCreateParamsNonStreaming.model_validate,
             self.store.salt,
         )
@@ -98,11 +99,12 @@ class Gateway:
             at_callbacks = scope["type"] == "http" and scope["server"][1] == callback_port
             await (callbacks if at_callbacks else public)(scope, receive, send)
 
-        return application
+        return refuse_two_lengths(application, surface.refusal)
 
     def uvicorn_config(self, application):
         return uvicorn.Config(
             application,
+            http=Connection,
             access_log=False,
             log_level="warning",
             proxy_headers=False,
@@ -124,8 +126,9 @@ class Gateway:
         trials, environment = self.trials, self.environment
         active = len(trials.live)
         return {
-            "ready": all(environment.up.values()) and trials.janitor_healthy and not trials.stopping,
+            "ready": environment.ready.is_set() and trials.janitor_healthy and not trials.stopping,
             "protocol_version": PROTOCOL,
+            "gateway_version": VERSION,
             "service_epoch": self.epoch,
             "gym_commit": self.fingerprint["gym_commit"],
             "config_fingerprint": os.environ.get("WORKPLACE_FINGERPRINT", ""),
@@ -135,10 +138,7 @@ class Gateway:
             "janitor_healthy": trials.janitor_healthy,
             "open_sessions": environment.open_sessions,
             "environment": self.fingerprint,
-            "servers": {
-                "agent": {"url": self.agent_url, "up": environment.up["agent"]},
-                "resource": {"url": self.resource_url, "up": environment.up["resource"]},
-            },
+            "servers": environment.servers(),
         }
 
     async def shutdown(self):
@@ -157,22 +157,29 @@ def listen(host, port):
 
 
 def graph_urls(config):
-    """URLs of the agent and the resource server in NeMo Gym's configuration."""
+    """[(agent's URL, its resource server's URL)] of NeMo Gym's configuration."""
 
-    def url(kind):
-        for instance in config.values():
-            if isinstance(instance, dict) and isinstance(instance.get(kind), dict):
-                server = next(iter(instance[kind].values()))
-                return f"http://{server['host']}:{server['port']}"
-        raise SystemExit(f"error: NEMO_GYM_CONFIG_DICT has no {kind}; the Gateway is started by supervise.py")
+    def servers(kind):
+        named = {name: instance.get(kind) for name, instance in config.items() if isinstance(instance, dict)}
+        return {name: next(iter(found.values())) for name, found in named.items() if isinstance(found, dict)}
 
-    return url("responses_api_agents"), url("resources_servers")
+    def url(server):
+        return f"http://{server['host']}:{server['port']}"
+
+    agents, resources = servers("responses_api_agents"), servers("resources_servers")
+    pairs = [(url(agent), url(resources[agent["resources_server"]["name"]])) for agent in agents.values()]
+    if not pairs:
+        raise SystemExit("error: NEMO_GYM_CONFIG_DICT has no agent; the Gateway is started by supervise.py")
+    return pairs
 
 
 def main():
     config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio.run(Gateway(variables.load(), *graph_urls(config)).run())
+    try:
+        asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
+    except Unreadable as fault:
+        raise SystemExit(f"Error: {fault}; what it holds would be lost: move it away, then start again") from None
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """NeMo Gym as the Gateway uses it: start a rollout, prove its state gone, know whether the servers live.
 
-Guarantees: a rollout is started once and never again; a server that refuses connections or came
-back with another epoch is reported lost within WATCH_EVERY_S and its time limit; `clean` answers
-None only after the resource server itself said that the rollout's state is gone. No cookie is
-kept from one rollout to the next.
+The graph has one or more pairs of agent and resource server. `choose` gives a rollout the ready pair
+with the fewest; all that concerns the rollout goes to that pair from then on. Guarantees: a rollout
+is started once and never again; a server that refuses connections or came back with another epoch
+is reported lost, with its pair, within WATCH_EVERY_S and its time limit; a pair one of whose servers
+is down is chosen by nobody; `clean` answers None only after the resource server itself said that
+the rollout's state is gone. No cookie is kept from one rollout to the next.
 """
 
 import asyncio
@@ -19,27 +21,82 @@ WATCH_EVERY_S = 0.5
 WATCH_TIMEOUT_S = 1.5
 RETRY_EVERY_S = 0.25
 EXCERPT = 300
+# Rollouts of a pair on their way to their first model call. Its servers are one thread each: a crowd that
+# begins at once would keep an agent from everything else, its health included, for as long as all of it takes.
+STARTS = 8
+
+
+class Unreached(Exception):
+    """The agent could not be connected to: nothing of the rollout was begun, and another pair may run it."""
 
 
 class Environment:
-    """The agent and the resource server behind their URLs. `on_lost(Outcome)`: their rollouts are gone."""
+    """The pairs of the graph. `ready` is set while at least one is."""
+
+    def __init__(self, pairs):
+        self.pairs, self.ready = pairs, asyncio.Event()
+        for pair in pairs:
+            pair.on_change = self._note
+
+    def _note(self):
+        # At once with the pair's own flags: `choose` finds a pair whenever `ready` is set.
+        self.ready.set() if any(pair.ready.is_set() for pair in self.pairs) else self.ready.clear()
+
+    async def choose(self):
+        """The ready pair with the fewest trials, once there is one."""
+        while not (ready := [pair for pair in self.pairs if pair.ready.is_set()]):
+            await self.ready.wait()
+        return min(ready, key=lambda pair: pair.trials)
+
+    async def watch(self):
+        """Look at all servers for ever."""
+        await asyncio.gather(*(pair.watch() for pair in self.pairs))
+
+    @property
+    def open_sessions(self):
+        """Sessions open in all resource servers; None where one does not say."""
+        counts = [pair.open_sessions for pair in self.pairs]
+        return None if None in counts else sum(counts)
+
+    def servers(self):
+        """{name: {"url", "up"}}: agent and resource, agent_2 and resource_2, …"""
+        shown = {}
+        for nth, pair in enumerate(self.pairs, 1):
+            suffix = f"_{nth}" if nth > 1 else ""
+            shown[f"agent{suffix}"] = {"url": pair.agent_url, "up": pair.up["agent"]}
+            shown[f"resource{suffix}"] = {"url": pair.resource_url, "up": pair.up["resource"]}
+        return shown
+
+
+class Pair:
+    """An agent and its resource server behind their URLs. `on_lost(pair, Outcome)`: their rollouts are gone.
+
+    `trials` is the caller's count of those it has here, `starts` bounds those that begin; `ready` is set while
+    both servers are up.
+    """
 
     def __init__(self, http, agent_url, resource_url, cleanup_timeout_s, on_lost):
         self.http, self.agent_url, self.resource_url = http, agent_url, resource_url
-        self.cleanup_timeout_s, self.on_lost = cleanup_timeout_s, on_lost
+        self.cleanup_timeout_s, self.on_lost, self.on_change = cleanup_timeout_s, on_lost, lambda: None
         self.up = {"agent": False, "resource": False}
         self.open_sessions, self.epoch = None, None
-        self.ready = asyncio.Event()
+        self.trials, self.ready, self.starts = 0, asyncio.Event(), asyncio.Semaphore(STARTS)
 
     # --- rollouts --------------------------------------------------------------------------
 
     async def run(self, rollout_id, run_request):
-        """Have the agent run one rollout to its reward. Returns its Outcome; the caller cancels it in time."""
+        """Have the agent run one rollout to its reward. Returns its Outcome; the caller cancels it in time.
+
+        Raises Unreached, and the pair is down until it is looked at again.
+        """
         url = f"{self.agent_url}/run"
         body = orjson.dumps(_with_id(run_request, rollout_id))
         try:
             async with self.http.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
                 status, text = answer.status, await answer.read()
+        except aiohttp.ClientConnectorError:
+            self._mark("agent", False)
+            raise Unreached from None
         except aiohttp.ClientError as error:
             return failed("agent_error", "agent_lost", f"POST {url}: {type(error).__name__}")
         if status != 200:
@@ -87,24 +144,28 @@ class Environment:
         """Look at both servers for ever."""
         while True:
             await asyncio.gather(self._look_at_agent(), self._look_at_resource())
-            self.ready.set() if all(self.up.values()) else self.ready.clear()
             await asyncio.sleep(WATCH_EVERY_S)
+
+    def _mark(self, server, up):
+        self.up[server] = up
+        self.ready.set() if all(self.up.values()) else self.ready.clear()
+        self.on_change()
 
     async def _look_at_agent(self):
         answer = await self._probe(f"{self.agent_url}/")
-        self.up["agent"] = answer is not None and answer is not REFUSED
+        self._mark("agent", answer is not None and answer is not REFUSED)
 
     async def _look_at_resource(self):
         url = f"{self.resource_url}/sessions"
         answer = await self._probe(url)
         known = isinstance(answer, dict) and {"open", "epoch"} <= answer.keys()
         if answer is REFUSED and self.up["resource"]:
-            self.on_lost(failed("agent_error", "resource_server_lost", f"GET {url}: connection refused"))
+            self.on_lost(self, failed("agent_error", "resource_server_lost", f"GET {url}: connection refused"))
         elif known and self.epoch not in (None, answer["epoch"]):
-            self.on_lost(failed("agent_error", "resource_server_lost", f"{self.resource_url} was started anew"))
+            self.on_lost(self, failed("agent_error", "resource_server_lost", f"{self.resource_url} was started anew"))
         self.epoch = answer["epoch"] if known else self.epoch
         self.open_sessions = answer["open"] if known else None
-        self.up["resource"] = known
+        self._mark("resource", known)
 
     async def _probe(self, url):
         """JSON of a GET; REFUSED where nobody listens; None for no answer in time or an odd one."""
@@ -132,11 +193,12 @@ def graded(answer, url):
     reward, response = answer.get("reward"), answer.get("response") or {}
     if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
         return failed("agent_error", "no_reward", f"POST {url} answered without a finite reward")
-    metrics = count_items(response.get("output") or [])
+    output = response.get("output") or []
+    metrics = count_items(output)
     if limit := response.get("incomplete_details"):
         fault = Fault("response_incomplete", str(limit.get("reason") or "unknown")[:100])
-        return Outcome(Status.TRUNCATED, float(reward), metrics, fault)
-    return Outcome(Status.COMPLETED, float(reward), metrics)
+        return Outcome(Status.TRUNCATED, float(reward), metrics, fault, output)
+    return Outcome(Status.COMPLETED, float(reward), metrics, output=output)
 
 
 def count_items(output):

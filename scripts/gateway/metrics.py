@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.recent import Recent
+
 LATENCIES_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -10,6 +12,7 @@ class Metrics:
 
     def __init__(self):
         self.registry = registry = CollectorRegistry()
+        self.recent = Recent()
         self._ended = Counter("gateway_trials_ended", "Ended trials", ["status", "code"], registry=registry)
         self._rewards = Counter("gateway_rewards", "Rewards given", ["reward"], registry=registry)
         self._faults = Counter("gateway_endpoint_faults", "Faults of model endpoints", ["kind"], registry=registry)
@@ -34,15 +37,18 @@ class Metrics:
 
     def started(self, waited_s):
         self._queue.observe(waited_s)
+        self.recent.started(waited_s)
 
     def called(self, took_s):
         self._call.observe(took_s)
+        self.recent.called(took_s)
 
     def faulted(self, kind):
         self._faults.labels(kind).inc()
 
-    def ended(self, outcome, took_s):
+    def ended(self, outcome, took_s, category):
         self._trial.observe(took_s)
+        self.recent.ended(outcome, took_s, category)
         self._ended.labels(outcome.status.value, outcome.fault.code if outcome.fault else "").inc()
         if outcome.reward is not None:
             self._rewards.labels(f"{outcome.reward:g}").inc()

@@ -18,9 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from rows import RowError, check_row, check_values, to_run_request
 
 PROTOCOL = "relax-nemo-gym/v1"
+# Goes up with any change that may alter what a trial sees or earns: results of two versions are not compared.
+VERSION = "1.1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
 INTERRUPT_POLICY = "protected"
 MAX_DEADLINE_S = 1800
+# Lists of tools remembered as good; one takes some 15 kB.
+KNOWN_TOOLS = 64
 # Carries the rollout id through the agent to its model calls and back out; no row's own metadata has it.
 ROLLOUT_KEY = "relax_nemo_gym_rollout_id"
 HOP_BY_HOP = {
@@ -126,6 +130,7 @@ class TrialRequest:
     sampling_params: dict
     deadline_s: float
     lease_s: float
+    keeps_trajectory: bool = False
 
 
 def parse_json(body):
@@ -145,6 +150,7 @@ class Registry:
     def __init__(self, networks, own_ports, check_params, salt):
         """`check_params(dict)` raises pydantic's ValidationError for what NeMo Gym would refuse."""
         self.networks, self.own_ports, self.check_params, self.salt = networks, own_ports, check_params, salt
+        self._good_tools = set()  # as JSON text
 
     def request(self, payload, from_loopback):
         """Check a payload. Raises ApiError 422 (shape) or 400 (not registered, not allowed)."""
@@ -165,6 +171,7 @@ class Registry:
             sampling_params=_sampling_params(create.generation.sampling_params),
             deadline_s=create.deadline_s,
             lease_s=create.lease_s,
+            keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
     def digest(self, payload):
@@ -195,7 +202,7 @@ class Registry:
         overrides = create.generation.responses_create_params
         params = row["responses_create_params"] | overrides
         try:
-            self.check_params(params)
+            self._check_params(params)
             if overrides:
                 check_row(row | {"responses_create_params": params})
         except RowError as error:
@@ -206,6 +213,14 @@ class Registry:
         if ROLLOUT_KEY in (params.get("metadata") or {}):
             raise unfit(_task_field("responses_create_params.metadata"), f"{ROLLOUT_KEY} is the Gateway's own")
         return {**row, "responses_create_params": params}
+
+    def _check_params(self, params):
+        """Have NeMo Gym's model check the parameters; tools, which many rows share, are checked once."""
+        tools = orjson.dumps(params.get("tools"))
+        self.check_params(params | {"tools": []} if tools in self._good_tools else params)
+        if len(self._good_tools) == KNOWN_TOOLS:
+            self._good_tools.clear()
+        self._good_tools.add(tools)
 
     def _endpoint(self, create, from_loopback):
         wanted = create.model_endpoint
@@ -318,11 +333,20 @@ def _first(error):
     return ".".join(str(part) for part in entry["loc"])[:200] or "(body)", entry["msg"][:200]
 
 
-def _whole_numbers(value):
-    if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
+def _whole_numbers(tree):
+    """The object or list with whole floats as integers; itself where it holds none, which is most of it."""
+    changed = {}
+    for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(item, str):
+            continue
+        if isinstance(item, (dict, list)):
+            other = _whole_numbers(item)
+        elif isinstance(item, float) and item.is_integer() and abs(item) < 2**53:
+            other = int(item)
+        else:
+            continue
+        if other is not item:
+            changed[key] = other
+    if not changed:
+        return tree
+    return tree | changed if isinstance(tree, dict) else [changed.get(n, item) for n, item in enumerate(tree)]

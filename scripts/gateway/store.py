@@ -1,8 +1,10 @@
 """Durable record of trials: which were taken, and how each ended. SQLite (WAL) in one file.
 
-Guarantees: what `insert` or `finish` returned from survives the process; no credential and no
-task is ever written (a payload only as a salted hash). One thread does all the work, so the
-event loop never waits for a disk, and writes keep their order.
+Guarantees: what `insert` or `finish` returned from survives the process; no credential is ever
+written, and of a task only what a trial that asked for its trajectory keeps (a payload is a
+salted hash). A trajectory is there no later than the end it belongs to, and goes with its
+record. One thread does all the work, so the event loop never waits for a disk, and writes
+keep their order.
 """
 
 import asyncio
@@ -10,27 +12,53 @@ import json
 import os
 import secrets
 import sqlite3
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+
+import orjson
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, rollout_id TEXT NOT NULL,
     created REAL NOT NULL, ended REAL, snapshot TEXT);
 CREATE INDEX IF NOT EXISTS by_end ON trials (ended);
+CREATE TABLE IF NOT EXISTS trajectories (
+    request_id TEXT PRIMARY KEY REFERENCES trials ON DELETE CASCADE, packed BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
 
 
+class Unreadable(Exception):
+    """The file is damaged or something else. It is left as it is: the results in it are somebody's."""
+
+
+def keep_private(path):
+    """Make the file before SQLite does, and close one that was open to others; at no moment they can read it."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        if os.path.exists(name):
+            os.chmod(name, 0o600)
+
+
 class Store:
-    """Trials by request id. `ended` and `created` are seconds since the epoch."""
+    """Trials by request id. `ended` and `created` are seconds since the epoch. Raises Unreadable."""
 
     def __init__(self, path):
-        # Before SQLite makes it, so that at no moment anybody else can read it.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        keep_private(path)
         self._thread = ThreadPoolExecutor(1, "store")
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise Unreadable(f"{path} is no trial store that can be used: {error}") from None
+
+    def _open(self):
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA foreign_keys=ON")
+        if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(found)
         self._db.executescript(SCHEMA)
         self.salt = self._salt()
 
@@ -40,8 +68,10 @@ class Store:
 
     async def _run(self, sql, *values):
         """Run one statement in the store's thread; its rows. Raises sqlite3.Error."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: self._db.execute(sql, values).fetchall())
+        return await self._in_thread(lambda: self._db.execute(sql, values).fetchall())
+
+    async def _in_thread(self, work):
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def insert(self, request_id, digest, rollout_id, created):
         """Record a trial that was taken. Raises sqlite3.IntegrityError for a known id."""
@@ -56,6 +86,20 @@ class Store:
             "UPDATE trials SET snapshot = ?, ended = ? WHERE request_id = ? AND snapshot IS NULL",
             json.dumps(snapshot), ended, request_id,
         )  # fmt: skip
+
+    async def keep_trajectory(self, request_id, trajectory):
+        """Keep a trial's trajectory (a dict that JSON can hold) for as long as its record; the first one stays."""
+        await self._in_thread(
+            lambda: self._db.execute(
+                "INSERT OR IGNORE INTO trajectories VALUES (?, ?)",
+                (request_id, zlib.compress(orjson.dumps(trajectory))),
+            )
+        )
+
+    async def trajectory(self, request_id):
+        """The trajectory that was kept, or None."""
+        rows = await self._run("SELECT packed FROM trajectories WHERE request_id = ?", request_id)
+        return orjson.loads(zlib.decompress(rows[0][0])) if rows else None
 
     async def find(self, request_id):
         """(digest, snapshot or None) of a trial, or None."""

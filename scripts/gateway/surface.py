@@ -11,13 +11,16 @@ import traceback
 from contextlib import suppress
 
 import orjson
-from fastapi import FastAPI, Request
-from fastapi.exceptions import HTTPException, RequestValidationError
-from fastapi.responses import Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route
 
-from gateway.protocol import ROLLOUT_KEY, ApiError, CreatePayload, parse_json, unfit
+from gateway import page
+from gateway.openapi import document
+from gateway.protocol import ROLLOUT_KEY, ApiError, parse_json, unfit
+from gateway_client import read_token
 
 MAX_WAIT_S = 60
 BODY_TIMEOUT_S = 30
@@ -34,30 +37,32 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def with_errors(app):
-    """Give an application its one error shape."""
+def refusal(error):
+    """The response of an ApiError."""
+    return Json(error.body(), error.status, error.headers)
 
-    @app.exception_handler(ApiError)
-    async def api_error(request, error):
-        return Json(error.body(), error.status, error.headers)
 
-    @app.exception_handler(StarletteHTTPException)
-    @app.exception_handler(HTTPException)
-    async def http_error(request, error):
-        code = {404: "route_unknown", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        return Json(ApiError(error.status_code, code, str(error.detail)).body(), error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request, error):
-        first = error.errors()[0]
-        return Json(unfit(str(first["loc"][-1]), first["msg"]).body(), 422)
-
-    @app.exception_handler(Exception)
-    async def internal_error(request, error):
-        traceback.print_exception(error)
-        return Json(ApiError(500, "internal_error", "a fault of the Gateway; its log tells more").body(), 500)
-
+def application(*routes):
+    """An application of routes (method, path, handler) with the one error shape."""
+    handlers = {ApiError: api_error, HTTPException: http_error, Exception: internal_error}
+    made = [Route(path, handler, methods=[method]) for method, path, handler in routes]
+    app = Starlette(routes=made, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     return app
+
+
+async def api_error(request, error):
+    return refusal(error)
+
+
+async def http_error(request, error):
+    code = {404: "route_unknown", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    return Json(ApiError(error.status_code, code, str(error.detail)).body(), error.status_code, error.headers)
+
+
+async def internal_error(request, error):
+    traceback.print_exception(error)
+    return Json(ApiError(500, "internal_error", "a fault of the Gateway; its log tells more").body(), 500)
 
 
 async def read_body(request, limit):
@@ -130,40 +135,38 @@ class Guard:
 
 def public(settings, trials, registry, health):
     """The trial protocol. `health()` gives the keys of /healthz; `ready` among them decides /readyz."""
-    app = with_errors(FastAPI(title="Gateway", version="1", docs_url=None, redoc_url=None, redirect_slashes=False))
-    if settings.GATEWAY_TOKEN:
-        app.add_middleware(Guard, token=settings.GATEWAY_TOKEN)
-    schema = {"requestBody": {"content": {"application/json": {"schema": CreatePayload.model_json_schema()}}}}
+    token = read_token(settings)
+    described = document(bool(token))
 
-    @app.post("/v1/trials", status_code=202, openapi_extra=schema)
-    async def create(request: Request):
+    async def openapi(request):
+        return Json(described)
+
+    async def create(request):
         payload = parse_json(await read_body(request, settings.GATEWAY_MAX_BODY_BYTES))
         return Json(await trials.create(registry.request(payload, from_loopback(request))), 202)
 
-    @app.get("/v1/trials/{request_id}")
-    async def show(request_id: str, wait_s: str = "0"):
-        return Json(await trials.show(request_id, wait_seconds(wait_s)))
+    async def show(request):
+        wait_s = wait_seconds(request.query_params.get("wait_s", "0"))
+        return Json(await trials.show(request.path_params["request_id"], wait_s))
 
-    @app.post("/v1/trials/{request_id}/renew", status_code=204)
-    async def renew(request_id: str):
-        await trials.renew(request_id)
+    async def trajectory(request):
+        return Json(await trials.trajectory(request.path_params["request_id"]))
+
+    async def renew(request):
+        await trials.renew(request.path_params["request_id"])
         return Response(status_code=204)
 
-    @app.post("/v1/trials/{request_id}/abort", status_code=202)
-    async def abort(request_id: str):
-        return Json(await trials.abort(request_id), 202)
+    async def abort(request):
+        return Json(await trials.abort(request.path_params["request_id"]), 202)
 
-    @app.get("/healthz")
-    async def healthz():
+    async def healthz(request):
         return Json({key: value for key, value in health().items() if key != "ready"})
 
-    @app.get("/readyz")
-    async def readyz():
+    async def readyz(request):
         state = health()
         return Json(state, 200 if state["ready"] else 503)
 
-    @app.get("/metrics")
-    async def metrics():
+    async def metrics(request):
         state = health()
         text = trials.metrics.text(
             active_trials=state["active_trials"],
@@ -173,22 +176,33 @@ def public(settings, trials, registry, health):
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    app = application(
+        ("POST", "/v1/trials", create),
+        ("GET", "/v1/trials/{request_id}", show),
+        ("GET", "/v1/trials/{request_id}/trajectory", trajectory),
+        ("POST", "/v1/trials/{request_id}/renew", renew),
+        ("POST", "/v1/trials/{request_id}/abort", abort),
+        ("GET", "/healthz", healthz),
+        ("GET", "/readyz", readyz),
+        ("GET", "/metrics", metrics),
+        ("GET", "/openapi.json", openapi),
+        *page.routes(settings, token, trials, health),
+    )
+    if token:
+        app.add_middleware(Guard, token=token)
     return app
 
 
 def callbacks(trials):
     """Where the agent sends its model calls. NeMo Gym's launcher asks `/` whether the server lives."""
-    app = with_errors(FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False))
 
-    @app.get("/")
-    async def live():
+    async def live(request):
         return Json({"status": "ok"})
 
-    @app.post("/v1/responses")
-    async def responses(request: Request):
+    async def responses(request):
         body = parse_json(await read_body(request, CALLBACK_BODY_BYTES))
         metadata = body.get("metadata")
         rollout_id = str(metadata.get(ROLLOUT_KEY)) if isinstance(metadata, dict) else None
         return Json(await trials.model_call(rollout_id, body))
 
-    return app
+    return application(("GET", "/", live), ("POST", "/v1/responses", responses))

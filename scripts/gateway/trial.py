@@ -37,12 +37,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ends. `reward` is a finite number or None; only a graded rollout has one."""
+    """How a trial ends. `reward` is a finite number or None; only a graded rollout has one, and its items."""
 
     status: Status
     reward: float | None = None
     metrics: dict = field(default_factory=dict)
     fault: Fault | None = None
+    output: list | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         if self.reward is not None and not math.isfinite(self.reward):
@@ -68,6 +69,7 @@ class Trial:
         self._lease_ends = now + lease_s
         self._started = False
         self.outcome = None
+        self.artifact_ref = None  # where its trajectory is shown, if one is kept
 
     @property
     def settled(self):
@@ -123,6 +125,6 @@ class Trial:
             "status": self.status.value,
             "reward": shown.reward,
             "metrics": shown.metrics,
-            "artifact_ref": None,
+            "artifact_ref": self.artifact_ref,
             "error": shown.fault.as_json() if shown.fault else None,
         }

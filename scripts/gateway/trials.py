@@ -14,6 +14,7 @@ import sqlite3
 import time
 import traceback
 
+from gateway.environment import Unreached
 from gateway.metrics import Metrics
 from gateway.model_calls import EndpointFault, TooManyCalls
 from gateway.protocol import ApiError
@@ -29,17 +30,49 @@ RETRY_AFTER_S = 2
 class Live:
     """A trial that has not ended: its state, what it runs, and the event that wakes its task."""
 
-    def __init__(self, request, now):
-        self.request, self.created = request, time.time()
+    def __init__(self, request, now, created):
+        self.request, self.created = request, created
         self.trial = Trial(request.request_id, now, request.deadline_s, request.lease_s)
         self.rollout_id = secrets.token_hex(16)
-        self.settled, self.ended = asyncio.Event(), asyncio.Event()
+        self.stored, self.settled, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
+        self.prompt_items, self.history = None, None
+        self.pair = None  # that runs it, from its start to its end
+        self.begins = None  # the pair, while the rollout is on its way to its first model call
+
+    def place(self, pair):
+        """Give the trial to a pair, or to none."""
+        self.has_begun()
+        for one, change in ((self.pair, -1), (pair, 1)):
+            if one:
+                one.trials += change
+        self.pair = pair
+
+    def has_begun(self):
+        """Its turn among those that begin is another's."""
+        if self.begins:
+            self.begins.starts.release()
+            self.begins = None
 
     def settle(self, outcome):
         if self.trial.settle(outcome):
             self.settled.set()
+
+    def note(self, body, answer=None):
+        """Remember what a model call was sent and what it answered, where the trial asked for its trajectory."""
+        if self.request.keeps_trajectory:
+            sent = body["input"]
+            self.prompt_items = len(sent) if self.prompt_items is None else self.prompt_items
+            self.history = [*sent, *answer["output"]] if answer else sent
+
+    def trajectory(self):
+        """The prompt and all items after it: the agent's, or of a trial without a verdict the model calls'. Or None."""
+        if not self.request.keeps_trajectory or self.history is None:
+            return None
+        output = self.trial.outcome.output
+        output = self.history[self.prompt_items :] if output is None else output
+        return {"input": self.history[: self.prompt_items], "output": output}
 
     def counts(self):
         return {"model_calls": self.callbacks} | {name: count for name, count in self.tokens.items() if count}
@@ -52,11 +85,12 @@ class Trials:
         self.settings, self.store, self.model_calls = settings, store, model_calls
         self.environment = None  # set by `start`: each knows the other
         self.clock = clock or asyncio.get_running_loop().time
+        self._epoch = time.time() - self.clock()
         self.live, self._by_rollout, self._tasks = {}, {}, set()
         self._slots = asyncio.Semaphore(settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY)
         self.metrics = Metrics()
         self.ended_count, self._last_tick, self.stopping = 0, self.clock(), False
-        self._unsaved = {}  # request id -> (snapshot, end) that the store would not take yet
+        self._unsaved = {}  # request id -> (snapshot, end, trajectory) that the store would not take yet
 
     # --- life cycle ------------------------------------------------------------------------
 
@@ -64,8 +98,9 @@ class Trials:
         self.environment = environment
         for request_id, rollout_id in await self.store.unfinished():
             snapshot = self._interrupted(request_id)
-            await self.store.finish(request_id, snapshot, time.time())
-            self._spawn(self._clean_orphan(rollout_id))
+            await self.store.finish(request_id, snapshot, self.wall())
+            for pair in environment.pairs:  # which one ran it went with the former Gateway
+                self._spawn(self._clean_orphan(pair, rollout_id))
         self.ended_count = await self.store.count()
         self._spawn(self._janitor())
 
@@ -75,10 +110,10 @@ class Trials:
         trial.release()
         return trial.snapshot()
 
-    async def _clean_orphan(self, rollout_id):
+    async def _clean_orphan(self, pair, rollout_id):
         """Until it is done: a trial that ended without proof, or with a former Gateway, must leave no state."""
-        await self.environment.ready.wait()
-        while await self.environment.clean(rollout_id, asked_first=True):
+        await pair.ready.wait()
+        while await pair.clean(rollout_id, asked_first=True):
             await asyncio.sleep(1)
 
     async def stop(self):
@@ -105,7 +140,7 @@ class Trials:
             raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
         if len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT:
             raise ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": str(RETRY_AFTER_S)})
-        live = Live(request, self.clock())
+        live = Live(request, self.clock(), self.wall())
         self.live[request.request_id] = live
         try:
             await self.store.insert(request.request_id, request.digest, live.rollout_id, live.created)
@@ -115,12 +150,17 @@ class Trials:
             if isinstance(error, sqlite3.IntegrityError):  # ended between the look and the insert
                 return await self._known(request)
             raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
+        finally:
+            live.stored.set()
         self._by_rollout[live.rollout_id] = live
         self._spawn(self._own(live))
         return live.trial.snapshot()
 
     async def _known(self, request):
         if live := self.live.get(request.request_id):
+            await live.stored.wait()
+            if live is not self.live.get(request.request_id):  # the store refused it, or it has ended
+                return await self._known(request)
             digest, snapshot = live.request.digest, live.trial.snapshot()
         elif (found := await self._find(request.request_id)) is None:
             # A twin may have been admitted while the store was asked.
@@ -160,6 +200,19 @@ class Trials:
             raise ApiError(404, "trial_unknown", "no trial by this id; it may have been dropped after its retention")
         return found[1]
 
+    async def trajectory(self, request_id):
+        """What a trial's policy said and what its tools answered. Raises ApiError 404 where none was kept."""
+        snapshot = await self.show(request_id)
+        try:
+            kept = self._unsaved.get(request_id, (None,))[-1] or await self.store.trajectory(request_id)
+        except sqlite3.Error as error:
+            raise ApiError(503, "store_unavailable", f"the trial store cannot be read: {error}") from None
+        if not snapshot["artifact_ref"] or not kept:
+            message = "an ended trial has one if its metadata asked for it and its model was called"
+            raise ApiError(404, "trajectory_unknown", message)
+        shown = {name: snapshot[name] for name in ("request_id", "status", "reward", "metrics", "error")}
+        return shown | kept
+
     async def renew(self, request_id):
         if live := self.live.get(request_id):
             live.trial.renew(self.clock())
@@ -186,6 +239,7 @@ class Trials:
         try:
             await self._end(live, await self._clean(live))
         finally:
+            live.place(None)
             if live.reached_environment:
                 self._slots.release()
 
@@ -194,11 +248,25 @@ class Trials:
         await self._slots.acquire()
         # From here on `_own` gives the slot back, also if this task is cancelled at its next step.
         live.reached_environment = True
-        await self.environment.ready.wait()
+        await self._place(live)
         if not live.trial.start():
             return aborted()
-        self.metrics.started(time.time() - live.created)
-        return await self.environment.run(live.rollout_id, live.request.run_request)
+        self.metrics.started(self.wall() - live.created)
+        while True:
+            try:
+                return await live.pair.run(live.rollout_id, live.request.run_request)
+            except Unreached:
+                await self._place(live)
+
+    async def _place(self, live):
+        """Give the trial to a ready pair at which it is its turn to begin."""
+        live.place(None)
+        while live.pair is None:
+            live.place(await self.environment.choose())
+            await live.pair.starts.acquire()
+            live.begins = live.pair
+            if not live.pair.ready.is_set():
+                live.place(None)
 
     async def _clean(self, live):
         """Prove the trial's state gone: None, or the Fault. Whatever goes wrong here must not keep a trial live."""
@@ -210,28 +278,29 @@ class Trials:
 
     async def _prove_clean(self, live):
         outcome = live.trial.outcome
-        if live.trial.status is Status.QUEUED:
+        if live.trial.status is Status.QUEUED or live.pair is None:
             return None
         if outcome.fault and outcome.fault.type == "resource_server_lost":
             # The state went with the process, but the agent may yet seed the next one.
-            self._spawn(self._clean_orphan(live.rollout_id))
+            self._spawn(self._clean_orphan(live.pair, live.rollout_id))
             return None
-        unclean = await self.environment.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
+        unclean = await live.pair.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
         if unclean:
-            self._spawn(self._clean_orphan(live.rollout_id))
+            self._spawn(self._clean_orphan(live.pair, live.rollout_id))
         return unclean
 
     async def _end(self, live, unclean):
         # Shown only once it is saved: an end that somebody saw must survive a kill.
-        trial = copy.copy(live.trial)
+        trial, trajectory = copy.copy(live.trial), live.trajectory()
         trial.release(unclean)
+        trial.artifact_ref = f"/v1/trials/{trial.request_id}/trajectory" if trajectory else None
         if trial.outcome.reward is not None:
             trial.outcome.metrics.update(live.counts())
-        snapshot, ended = trial.snapshot(), time.time()
-        self._unsaved[live.request.request_id] = (snapshot, ended)
+        snapshot, ended = trial.snapshot(), self.wall()
+        self._unsaved[live.request.request_id] = (snapshot, ended, trajectory)
         await self._save(live.request.request_id)
         self.ended_count += 1
-        self.metrics.ended(trial.outcome, ended - live.created)
+        self.metrics.ended(trial.outcome, ended - live.created, live.request.run_request.get("category"))
         self._by_rollout.pop(live.rollout_id, None)
         del self.live[live.request.request_id]
         live.trial, live.request = trial, None
@@ -240,8 +309,10 @@ class Trials:
     async def _save(self, request_id):
         if request_id not in self._unsaved:  # the trial's own task saved it while the janitor went round
             return
-        snapshot, ended = self._unsaved[request_id]
+        snapshot, ended, trajectory = self._unsaved[request_id]
         try:
+            if trajectory:
+                await self.store.keep_trajectory(request_id, trajectory)
             await self.store.finish(request_id, snapshot, ended)
         except sqlite3.Error:
             return  # kept in memory; the janitor tries again
@@ -254,6 +325,7 @@ class Trials:
         live = self._by_rollout.get(rollout_id)
         if live is None or live.trial.settled or live.trial.status is not Status.RUNNING:
             raise ApiError(410, "rollout_ended", "this rollout has ended")
+        live.has_begun()
         live.callbacks += 1
         began = time.monotonic()
         call = asyncio.create_task(self._forward(live, body))
@@ -270,6 +342,7 @@ class Trials:
     async def _forward(self, live, body):
         """One forwarded call; a fault settles the trial, by whose fault it is."""
         request = live.request
+        live.note(body)
         try:
             answer = await self.model_calls.forward(
                 request.endpoint, request.sampling_params, body, live.trial.deadline
@@ -283,11 +356,16 @@ class Trials:
             # The janitor settles the trial at the same deadline.
             await live.settled.wait()
         else:
+            live.note(body, answer)
             for name in live.tokens:
                 live.tokens[name] += (answer.get("usage") or {}).get(name, 0)
             return answer
 
     # --- time ------------------------------------------------------------------------------
+
+    def wall(self):
+        """Seconds since the epoch; the machine's clock may jump, and must not age a result out of the store."""
+        return self._epoch + self.clock()
 
     async def _janitor(self):
         """Ends what is due, drops what is old, saves what could not be saved."""
@@ -307,15 +385,20 @@ class Trials:
             await self._save(request_id)
         try:
             # In two steps: trials end while the store works.
-            dropped = await self.store.drop_before(time.time() - self.settings.GATEWAY_RETENTION_S)
+            dropped = await self.store.drop_before(self.wall() - self.settings.GATEWAY_RETENTION_S)
             self.ended_count -= dropped
         except sqlite3.Error:
             return  # a full disk now; the next round tries again
 
     def settle_all(self, outcome):
-        """Settle every running trial: its environment is lost, or the Gateway ends."""
+        """Settle every trial: the Gateway ends."""
         for live in list(self.live.values()):
-            if self.stopping or live.trial.status is Status.RUNNING:
+            live.settle(outcome)
+
+    def settle_lost(self, pair, outcome):
+        """Settle the trials that run on a pair which lost them."""
+        for live in list(self.live.values()):
+            if live.pair is pair and live.trial.status is Status.RUNNING:
                 live.settle(outcome)
 
     # --- what health shows -----------------------------------------------------------------

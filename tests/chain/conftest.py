@@ -12,7 +12,7 @@ import pytest
 
 import rows
 from apply_patches import WORKPLACE, installed_tree
-from graph import CONCURRENCY, QUEUE, Graph, own_address
+from graph import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
 from scripted_model import ScriptedModel
 
 LAST = ("test_secrets.py", "test_stop.py")
@@ -24,8 +24,17 @@ def pytest_collection_modifyitems(items):
         if here in item.path.parents:
             item.add_marker(pytest.mark.chain)
             # The first test's time holds the start of the graph, which a busy machine draws out.
-            item.add_marker(pytest.mark.timeout(480))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(480))
     items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests measured (`record_property("said", line)`)."""
+    for report in terminalreporter.getreports("passed"):
+        for name, line in report.user_properties:
+            if name == "said" and report.when == "call":
+                terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +57,7 @@ def graph_started(tmp_path_factory, example_rows):
         GYM_BIND_HOST="0.0.0.0" if own_address() else "127.0.0.1",
         WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY),
         GATEWAY_QUEUE_LIMIT=str(QUEUE),
+        GYM_REPLICAS=str(len(PAIRS)),
         NEMO_GYM_CALLBACK_ALLOWED_NETWORKS=",".join(networks),
         GATEWAY_MODEL_BACKOFF_S="0.1",
         GYM_START_TIMEOUT_S="400",

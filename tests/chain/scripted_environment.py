@@ -2,9 +2,11 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import settings as variables
@@ -14,9 +16,13 @@ RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 
 
 class ScriptedEnvironment:
-    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test."""
+    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
+
+    Left and entered again it is a server that died and came back at its port.
+    """
 
     def __init__(self):
+        self.port = 0
         self.reset()
 
     def reset(self):
@@ -32,16 +38,20 @@ class ScriptedEnvironment:
         return 200, {}
 
     def __enter__(self):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.connections = set()
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self.server.daemon_threads = True
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
-        self.gone.set()
         self.server.shutdown()
         self.server.server_close()
+        for connection in self.connections.copy():
+            with suppress(OSError):  # closed by now
+                connection.shutdown(socket.SHUT_RDWR)
+        self.gone.set()
 
     def answer(self, method, path, body):
         if path == "/":
@@ -57,6 +67,14 @@ class ScriptedEnvironment:
     def _handler(scripted):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                scripted.connections.add(self.connection)
+
+            def finish(self):
+                scripted.connections.discard(self.connection)
+                super().finish()
 
             def do_POST(self):
                 text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -80,14 +98,18 @@ class ScriptedEnvironment:
 
 
 class GatewayAlone(Surface):
-    """The Gateway as its own process, its agent and resource server scripted; no token."""
+    """The Gateway as its own process, its pairs of agent and resource server scripted, each as one; no token."""
 
-    def __init__(self, folder, scripted, row, **changes):
+    def __init__(self, folder, pairs, row, **changes):
         folder.mkdir(exist_ok=True)
         base = free_block()
         self.log = folder / "gateway.log"
-        server = {"host": "127.0.0.1", "port": scripted.port}
-        config = {"agent": {"responses_api_agents": {"a": server}}, "env": {"resources_servers": {"r": server}}}
+        config = {}
+        for nth, pair in enumerate(pairs):
+            server = {"host": "127.0.0.1", "port": pair.port}
+            agent = server | {"resources_server": {"name": f"env{nth}"}}
+            config |= {f"agent{nth}": {"responses_api_agents": {"a": agent}}}
+            config |= {f"env{nth}": {"resources_servers": {"r": server}}}
         self.env = environment(folder, base, NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
         self.settings = variables.load(environment=self.env, dotenv=folder / "none")
         super().__init__(self.settings.local_url("gateway"), row)

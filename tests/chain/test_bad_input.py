@@ -153,7 +153,7 @@ def test_addresses_that_are_not_called(graph_started, good, address):
     assert_error(graph_started.create(good), 400, "callback_not_allowed", URL_FIELD)
 
 
-@pytest.mark.parametrize("server", ["gateway", "agent", "resource", "head", "callbacks"])
+@pytest.mark.parametrize("server", ["gateway", "agent", "resource", "head", "callbacks", "agent_2", "resource_2"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "own"])
 def test_the_graphs_own_ports_are_not_called(graph_started, good, host, server):
     if host == "own" and not (host := own_address()):
@@ -291,7 +291,7 @@ def test_overrides_that_do_not_fit(graph_started, good, part, value, field):
     "raw",
     [
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /nowhere HTTP/9.9\r\n\r\n",
         b"POST /v1/trials HTTP/1.1\r\nHost: x\r\nContent-Length: never\r\n\r\n",
         b"POST /v1/trials HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"x" * MEGABYTE + b" HTTP/1.1\r\nHost: x\r\n\r\n",

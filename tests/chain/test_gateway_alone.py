@@ -21,7 +21,7 @@ def scripted():
 @pytest.fixture(scope="module")
 def started(scripted, tmp_path_factory, example_rows):
     gateway = GatewayAlone(
-        tmp_path_factory.mktemp("alone"), scripted, example_rows[0],
+        tmp_path_factory.mktemp("alone"), [scripted], example_rows[0],
         GATEWAY_CLEANUP_TIMEOUT_S="0.8", GATEWAY_RETENTION_S=str(RETENTION_S), GATEWAY_MAX_BODY_BYTES="200000",
         WORKPLACE_ASSISTANT_MAX_CONCURRENCY="2", GATEWAY_QUEUE_LIMIT="0",
     )  # fmt: skip

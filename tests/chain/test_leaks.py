@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graph import eventually
+from graph import PAIRS, eventually
 from scripted_model import DONE, Answer, call
 from test_policy_faults import nothing_listens
 
@@ -52,13 +52,13 @@ def resident(pid):
 @pytest.mark.parametrize("kind", ENDINGS)
 def test_e3_no_session_is_left_after(graph, models, example_rows, kind):
     end_one(graph, models, kind, example_rows[0])
-    assert graph.resource("GET", "/sessions").json()["open"] == 0
+    assert graph.open_sessions() == 0
     graph.wait_released(5)
 
 
 @pytest.mark.slow
 def test_e3_two_hundred_trials_of_every_ending_leave_nothing(graph, models, example_rows):
-    pids = {name: graph.pid(name) for name in ("gateway", "resource", "agent")}
+    pids = {name: graph.pid(name) for name in ("gateway", *PAIRS[0], *PAIRS[1])}
     end_many(graph, models, example_rows, 8)
     graph.wait_released()
     files = {name: descriptors(pid) for name, pid in pids.items()}

@@ -4,11 +4,12 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from graph import SCRIPTS, eventually
+from graph import PAIRS, SCRIPTS, eventually
 from scripted_model import DONE, call
 
 pytestmark = pytest.mark.slow
@@ -22,18 +23,27 @@ def assert_lost(snapshot, url):
     assert url in snapshot["error"]["cause"], snapshot
 
 
-def wait_not_ready(graph):
-    def not_ready():
-        return graph.health()[0] == 503
+def wait_seen(graph, servers):
+    """Wait until /readyz shows just these servers down."""
 
-    eventually(not_ready, NOT_READY_S, 0.05)
+    def seen():
+        return {name for name, server in graph.health()[1]["servers"].items() if not server["up"]} == set(servers)
+
+    eventually(seen, NOT_READY_S, 0.05)
 
 
-def in_mid_trial(graph, models, count=3):
-    """Trials that made a tool call and wait for their model. Returns their ids."""
+def wait_all_up(graph):
+    def all_up():
+        return all(server["up"] for server in graph.health()[1].get("servers", {"none": {"up": False}}).values())
+
+    eventually(all_up, 120, 0.2)
+
+
+def in_mid_trial(graph, models, count=4, released=None):
+    """Trials, as many on each pair, that made a tool call and wait for their model. Returns their ids."""
+    released = released or models.released
     policies = [
-        models.policy(lambda call: SEARCH if call.turn == 0 else models.released.wait(100) or DONE)
-        for _ in range(count)
+        models.policy(lambda call: SEARCH if call.turn == 0 else released.wait(100) and DONE) for _ in range(count)
     ]
     ids = [graph.start(graph.payload(policy, deadline_s=60)) for policy in policies]
 
@@ -44,22 +54,43 @@ def in_mid_trial(graph, models, count=3):
     return ids
 
 
-@pytest.mark.parametrize("server", ["resource", "agent"])
-def test_e2_and_e12_a_killed_server_ends_its_trials_and_comes_back_alone(graph, models, example_rows, server):
-    others = {name: graph.pid(name) for name in ("gateway", "agent", "resource", "head") if name != server}
-    epoch, ids = graph.health()[1]["service_epoch"], in_mid_trial(graph, models)
+@pytest.mark.parametrize("server", ["resource", "agent_2"])
+def test_e2_and_e12_a_killed_server_ends_its_own_trials_and_comes_back_alone(graph, models, example_rows, server):
+    others = {name: graph.pid(name) for name in graph.settings.servers() if name not in (server, "callbacks")}
+    epoch, released = graph.health()[1]["service_epoch"], threading.Event()
+    ids = in_mid_trial(graph, models, released=released)
     killed, began = graph.kill(server), time.monotonic()
-    wait_not_ready(graph)
-    for request_id in ids:
-        assert_lost(graph.wait(request_id), graph.settings.local_url(server))
+    wait_seen(graph, [server])
+    assert graph.health()[0] == 200
+    # Taken while the server is away: the other pair runs it.
+    meanwhile = graph.payload(models.oracle(example_rows[0]))
+    assert graph.wait(graph.start(meanwhile))["reward"] == 1.0
+    released.set()
+    ended = [graph.wait(request_id) for request_id in ids]
+    lost = [snapshot for snapshot in ended if snapshot["status"] != "completed"]
+    assert len(lost) == len(ids) / len(PAIRS), ended
+    for snapshot in lost:
+        assert_lost(snapshot, graph.settings.local_url(server))
     assert time.monotonic() - began < 45, "the trials ended, but later than their deadlines allow"
-    # Taken while the server is away, run when it is back.
-    waiting = graph.start(graph.payload(models.oracle(example_rows[0]), deadline_s=120))
-    graph.wait_ready()
-    assert graph.wait(waiting)["reward"] == 1.0
+    wait_all_up(graph)
     graph.wait_released()
     assert {name: graph.pid(name) for name in others} == others and graph.pid(server) != killed
     assert graph.health()[1]["service_epoch"] == epoch
+
+
+def test_e2_without_any_pair_the_graph_is_not_ready_and_trials_wait(graph, models, example_rows):
+    ids, resources = in_mid_trial(graph, models), [resource for _, resource in PAIRS]
+    for server in resources:
+        graph.kill(server)
+    wait_seen(graph, resources)
+    assert graph.health()[0] == 503
+    for request_id in ids:
+        assert_lost(graph.wait(request_id), "http://127.0.0.1:")
+    waiting = graph.start(graph.payload(models.oracle(example_rows[0]), deadline_s=120))
+    graph.wait_ready()
+    assert graph.wait(waiting)["reward"] == 1.0
+    wait_all_up(graph)
+    graph.wait_released()
 
 
 def client_environment(graph, policy, folder, row):
@@ -114,7 +145,7 @@ def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(grap
         return hanging.calls
 
     eventually(client_runs, 40)
-    assert graph.resource("GET", "/sessions").json()["open"] == 3
+    assert graph.open_sessions() == 3
     graph.kill("gateway")
     late = Client(graph, models.oracle(example_rows[0]), tmp_path / "late", example_rows[0])
     graph.wait_ready()

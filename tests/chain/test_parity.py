@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import apply_patches
-from graph import SHARED_DATA
 from model_api import function_call, message
 from rows import read_rows
+from task_rows import SHARED_DATA
 
 HERE = Path(__file__).parent
 # Episodes of the shipped rows: five for each, and one of odd calls.

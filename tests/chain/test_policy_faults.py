@@ -22,7 +22,7 @@ def assert_policy_fault(snapshot, status="completed"):
 
 
 def assert_no_state(graph):
-    assert graph.resource("GET", "/sessions").json()["open"] == 0
+    assert graph.open_sessions() == 0
 
 
 BAD_ARGUMENTS = [

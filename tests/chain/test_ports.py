@@ -50,6 +50,14 @@ def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
         socket.create_connection(("127.0.0.1", base + offset)).close()
 
 
+def test_e5_the_ports_of_further_pairs_are_looked_at_too(tmp_path):
+    base = free_block()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base + 6))
+        taken.listen()
+        assert f"port {base + 6}" in refused(environment(tmp_path / "run", base, GYM_REPLICAS="2"))
+
+
 def test_e5_a_port_taken_on_every_interface_is_seen(tmp_path):
     base = free_block()
     with socket.socket() as taken:
@@ -90,7 +98,7 @@ def test_e16_from_beyond_loopback_only_the_gateway_answers(graph):
     host = own_address()
     if not host:
         pytest.skip("this machine has no outward address")
-    for server in ("agent", "resource", "head", "callbacks"):
+    for server in graph.settings.servers().keys() - {"gateway"}:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, graph.settings.port(server)), timeout=5)
     with pytest.raises(ConnectionRefusedError):
@@ -99,7 +107,7 @@ def test_e16_from_beyond_loopback_only_the_gateway_answers(graph):
 
 
 def test_a_second_start_keeps_the_graph(graph):
-    pids = {server: graph.pid(server) for server in ("gateway", "agent", "resource")}
+    pids = {server: graph.pid(server) for server in graph.settings.servers()}
     result = graph.up()
     assert "kept" in result.stdout
     assert {server: graph.pid(server) for server in pids} == pids

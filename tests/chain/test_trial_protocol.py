@@ -7,10 +7,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.protocol import VERSION
 from graph import CONCURRENCY, QUEUE, assert_error, eventually
 from scripted_model import DONE, call
 
 SNAPSHOT = {"protocol_version", "request_id", "status", "reward", "metrics", "artifact_ref", "error"}
+TRAJECTORY = "/v1/trials/x/trajectory"
 COUNTS = {"tool_calls", "tool_outputs", "assistant_messages", "model_output_items"}
 HEALTH = {
     "protocol_version", "service_epoch", "gym_commit", "config_fingerprint", "trials", "active_trials",
@@ -45,6 +47,22 @@ def test_a_trial_is_taken_and_runs_to_its_reward(graph, models, example_rows):
     assert set(ended) == SNAPSHOT and set(ended["metrics"]) >= COUNTS
     assert (ended["status"], ended["reward"], ended["error"]) == ("completed", 1.0, None)
     assert (ended["metrics"]["tool_calls"], ended["metrics"]["tool_outputs"]) == (1, 1)
+
+
+def test_a_trajectory_is_kept_where_the_metadata_asks_for_it(graph, models, example_rows):
+    asked = graph.payload(models.oracle(example_rows[0]), metadata={"trajectory": True})
+    ended = graph.wait(graph.start(asked))
+    assert ended["artifact_ref"] == f"/v1/trials/{asked['request_id']}/trajectory"
+    kept = graph.http.get(ended["artifact_ref"]).json()
+    params = example_rows[0]["responses_create_params"]
+    assert [item["content"] for item in kept["input"]] == [item["content"] for item in params["input"]]
+    assert [item["type"] for item in kept["output"]] == ["function_call", "function_call_output", "message"]
+    assert kept["output"][0]["arguments"] == example_rows[0]["ground_truth"][0]["arguments"]
+    assert (kept["request_id"], kept["reward"]) == (asked["request_id"], 1.0)
+    silent = graph.wait(graph.start(graph.payload(models.script(DONE), metadata={"trajectory": 1})))
+    assert silent["artifact_ref"] is None
+    answer = graph.http.get(f"/v1/trials/{silent['request_id']}/trajectory")
+    assert_error(answer, 404, "trajectory_unknown")
 
 
 def test_doing_nothing_earns_0(graph, models):
@@ -240,7 +258,12 @@ def test_a_full_queue_is_answered_with_429_and_a_time(graph, models):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/trials/none"), ("POST", "/v1/trials/none/renew"), ("POST", "/v1/trials/none/abort")],
+    [
+        ("GET", "/v1/trials/none"),
+        ("GET", "/v1/trials/none/trajectory"),
+        ("POST", "/v1/trials/none/renew"),
+        ("POST", "/v1/trials/none/abort"),
+    ],
 )
 def test_an_unknown_trial_is_404(graph_started, method, path):
     assert_error(graph_started.http.request(method, path), 404, "trial_unknown")
@@ -253,7 +276,7 @@ def test_an_unknown_trial_is_404(graph_started, method, path):
         ("DELETE", "/v1/trials/x", 405, "method_not_allowed"),
         ("POST", "/readyz", 405, "method_not_allowed"),
         ("GET", "/v1/trials/x/abort", 405, "method_not_allowed"),
-        ("GET", "/", 404, "route_unknown"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/other", 404, "route_unknown"),
         ("GET", "/docs", 404, "route_unknown"),
         ("POST", "/v1/trials/", 404, "route_unknown"),
@@ -265,11 +288,11 @@ def test_wrong_methods_and_routes(graph_started, method, path, status, code):
     assert_error(graph_started.http.request(method, path), status, code)
 
 
-@pytest.mark.parametrize("path", ["/v1/trials", "/v1/trials/x", "/v1/trials/x/renew", "/v1/trials/x/abort"])
+@pytest.mark.parametrize("path", ["/v1/trials", "/v1/trials/x", "/v1/trials/x/renew", "/v1/trials/x/abort", TRAJECTORY])
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "never-show-me-", ""])
 def test_without_the_token_nothing_under_v1_is_told(graph_started, path, header):
     headers = {} if header is None else {"Authorization": header}
-    method = "GET" if path.endswith("/x") else "POST"
+    method = "GET" if path.endswith("/x") or path == TRAJECTORY else "POST"
     answer = httpx.request(method, graph_started.url + path, headers=headers, trust_env=False)
     assert_error(answer, 401, "token_missing")
 
@@ -314,6 +337,7 @@ def test_health_and_readiness_hold_their_keys(graph, running):
     assert state["ready"] is True and state["janitor_healthy"] is True
     assert state["protocol_version"] == "relax-nemo-gym/v1" and len(state["gym_commit"]) == 40
     assert state["active_trials"] == 1 and state["trials"] == state["terminal_trials"] + 1
+    assert state["gateway_version"] == VERSION == graph.http.get("/openapi.json").json()["info"]["version"]
     assert state["environment"]["pandas"] == "2.3.2" and state["config_fingerprint"]
 
 

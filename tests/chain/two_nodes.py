@@ -18,6 +18,8 @@ from graph import own_address
 RAY = str(Path(sys.executable).with_name("ray"))
 TRIES = 8
 START_S = 90
+# As many workers does Ray start on each node in advance, each of which takes a second or two.
+CPUS = 2
 
 
 class Cluster:
@@ -55,7 +57,7 @@ class Cluster:
         return ["unshare", "--mount", "bash", "-c", mount, "bash", *self.view] if self.differs else []
 
     def start(self, name, options, before):
-        fixed = {"node-ip-address": self.host, "num-cpus": 4, "object-store-memory": 100_000_000}
+        fixed = {"node-ip-address": self.host, "num-cpus": CPUS, "object-store-memory": 100_000_000}
         flags = [f"--{key}" if value is None else f"--{key}={value}" for key, value in (options | fixed).items()]
         kept = {k: v for k, v in os.environ.items() if k.lower() not in local.PROXY_VARIABLES}
         environment = kept | {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -70,10 +72,10 @@ class Cluster:
                     stderr=output,
                     start_new_session=True,
                 )
+            self.processes.append(process)
             if self.started(process, log):
-                self.processes.append(process)
                 return
-            self.end(process)
+            self.end(self.processes.pop())
         raise AssertionError(f"Ray did not start: {log.read_text()[-2000:]}")
 
     def started(self, process, log):

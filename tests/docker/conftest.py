@@ -1,20 +1,27 @@
 """A real Docker engine for these tests, what they build on, and what makes them skip.
 
-With an engine alone, the engine's own faults are tested, in seconds. The image itself needs two
-things more, which a machine without registry and without GitHub lacks: IMAGE_TEST_BASE, an image
-with Python 3.12, git, ray and loguru that stands in for the trainer's, and IMAGE_TEST_GIT, a bare
-repository of NeMo Gym that holds the pinned commit (it is served from here by `git daemon`).
+With an engine alone, the engine's own faults are tested, in seconds. The image itself takes minutes
+and is tested if IMAGE_TEST_BASE says what to build on: an image that stands in for the trainer's, or
+"standin", which has one made of this machine (standin_base). NeMo Gym's repository is made of the
+installed release (standin_gym), unless IMAGE_TEST_GIT names a bare one that holds the pinned commit;
+either is served from here by `git daemon`. The images stay for the next run, which then builds in seconds.
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import time
 from pathlib import Path
 
+import docker
 import pytest
+import standin_base
+import standin_gym
 
+import apply_patches
 import docker_backend
+from settings import ROOT
 from terminal import Failure
 
 # The same each time: the build remembers its steps by what it is given, this address too.
@@ -40,30 +47,64 @@ def client():
 
 @pytest.fixture(scope="session")
 def base(client):
+    """Name of the base image. Skips where the engine could not build on it in reasonable time."""
+    if client.info()["Driver"] == "vfs":
+        pytest.skip("the engine copies the whole image at each step of a build (storage driver vfs)")
     name = os.environ.get("IMAGE_TEST_BASE")
     if not name:
-        pytest.skip("IMAGE_TEST_BASE names no image to build on")
-    client.images.get(name)
+        pytest.skip("IMAGE_TEST_BASE names no image to build on (standin: one made of this machine)")
+    if name == "standin":
+        name = "relax-nemo-gym-standin:test"
+        standin_base.make(client, name)
+    try:
+        client.containers.run(name, ["/bin/sh", "-c", ":"], network_mode="none", remove=True)
+    except docker.errors.APIError as error:
+        pytest.skip(f"the engine runs no containers: {error.explanation}")
     return name
 
 
 @pytest.fixture(scope="session")
-def git_source(tmp_path_factory):
-    """URL of a local git server that has NeMo Gym's pinned commit and allows partial clones."""
-    repository = os.environ.get("IMAGE_TEST_GIT")
-    if not repository:
-        pytest.skip("IMAGE_TEST_GIT names no bare repository of NeMo Gym")
-    repository = Path(repository).resolve()
+def repository(tmp_path_factory):
+    """A git repository that holds NeMo Gym, and the commit to take from it."""
+    if given := os.environ.get("IMAGE_TEST_GIT"):
+        return Path(given).resolve(), apply_patches.GYM_COMMIT
+    folder = tmp_path_factory.mktemp("git") / "gym"
+    folder.mkdir()
+    return folder, standin_gym.make(folder)
+
+
+@pytest.fixture(scope="session")
+def git_source(repository):
+    """URL of a local git server that has the repository and allows partial clones."""
+    folder, _ = repository
     allowed = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true", "safe.directory=*"]
     options = [word for option in allowed for word in ("-c", option)]
-    command = ["git", *options, "daemon", "--reuseaddr", "--export-all", f"--base-path={repository.parent}"]
-    server = subprocess.Popen([*command, "--listen=127.0.0.1", f"--port={GIT_PORT}", str(repository)])
+    command = ["git", *options, "daemon", "--reuseaddr", "--export-all", f"--base-path={folder.parent}"]
+    server = subprocess.Popen([*command, "--listen=127.0.0.1", f"--port={GIT_PORT}", str(folder)])
     try:
         wait_for(GIT_PORT)
-        yield f"git://127.0.0.1:{GIT_PORT}/{repository.name}"
+        yield f"git://127.0.0.1:{GIT_PORT}/{folder.name}"
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory, repository):
+    """This clone; a copy of it that pins another commit where the repository lacks the pinned one."""
+    _, commit = repository
+    if commit == apply_patches.GYM_COMMIT:
+        return ROOT
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("Dockerfile", ".dockerignore", "env.example"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("scripts", "patches"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Dockerfile", "scripts/apply_patches.py"):
+        text = (folder / name).read_text()
+        assert text.count(apply_patches.GYM_COMMIT) == 1, name
+        (folder / name).write_text(text.replace(apply_patches.GYM_COMMIT, commit))
+    return folder
 
 
 def wait_for(port):

@@ -116,6 +116,12 @@ def test_a_taken_port_is_named_before_a_container_is_made(client, load):
     assert docker_backend.ours(client, settings) == []
 
 
+def test_a_name_the_engine_does_not_take_is_refused_before_the_build(client):
+    build_image.check_name(client, "relax-nemo-gym:none-such")
+    with pytest.raises(Failure, match="NEMO_GYM_IMAGE=Bad:Name: .*invalid reference format"):
+        build_image.check_name(client, "Bad:Name")
+
+
 def test_a_base_nobody_has_cannot_be_pulled(client, load):
     class Stage:
         def detail(self, text):

@@ -1,4 +1,7 @@
-"""A scripted Ray dashboard: nodes and jobs as a test sets them; it takes jobs, ends them on a stop, and keeps count."""
+"""A scripted Ray dashboard: nodes and jobs as a test sets them; it takes jobs, ends them on a stop, and keeps count.
+
+A look at the nodes ends at once with the result a test sets; while `down` every answer is 503.
+"""
 
 import json
 import threading
@@ -14,6 +17,8 @@ class ScriptedDashboard(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.gpus = {"head": "0.0/0.0 GPU", "worker": "0.0/8.0 GPU"}
         self.jobs, self.submitted, self.asked = {}, [], []
+        self.down, self.logs = False, {}
+        self.looked = {"nodes": {"10.0.0.5 (h)": [], "10.0.0.6 (w)": []}, "trials": [], "notes": []}
         # What becomes of a job that is told to stop; None: nothing.
         self.after_stop = "STOPPED"
 
@@ -39,6 +44,8 @@ class ScriptedDashboard(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         path = urlsplit(self.path).path
+        if self.server.down:
+            return self.send(503, {})
         job = self.server.jobs.get(path.removeprefix("/api/jobs/"))
         if path == "/nodes":
             self.send(200, self.server.nodes())
@@ -47,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         elif job:
             self.send(200, job)
         elif path.endswith("/logs"):
-            self.send(200, {"logs": ""})
+            self.send(200, {"logs": self.server.logs.get(path.split("/")[-2], "")})
         else:
             self.send(404, {})
 
@@ -60,8 +67,15 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.jobs[parts[-2]]["status"] = self.server.after_stop
             self.send(200, {"stopped": True})
         else:
-            self.server.submitted.append(json.loads(body))
+            self.take(json.loads(body))
             self.send(200, {})
+
+    def take(self, job):
+        if "NODE_CHECK" in job["runtime_env"]["env_vars"]:
+            self.server.jobs[job["submission_id"]] = {"status": "SUCCEEDED", **job}
+            self.server.logs[job["submission_id"]] = f"NODE_CHECK {json.dumps(self.server.looked)}\n"
+        else:
+            self.server.submitted.append(job)
 
     def send(self, status, payload):
         data = json.dumps(payload).encode()

@@ -61,9 +61,9 @@ def brief(monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-def judge(gateway, *samples):
+def judge(gateway, *samples, silent=()):
     places = [(f"dump.jsonl:{number}", item) for number, item in enumerate(samples, 1)]
-    return accept.rollout(runs.Run("a", Path("dump.jsonl"), places), [gateway.url])
+    return accept.rollout(runs.Run("a", Path("dump.jsonl"), places), [*silent] or [gateway.url], silent)
 
 
 def test_a_good_rollout_passes_with_the_sample_it_was_seen_in(gateway):
@@ -121,25 +121,39 @@ def write_dump(folder, *samples, name="a"):
     return path
 
 
-def test_every_layer_is_named_and_a_missing_server_fails_only_its_own(gateway, tmp_path):
+def test_every_layer_is_named_and_a_missing_server_counts_for_its_own_alone(gateway, tmp_path):
     path = write_dump(tmp_path, sample())
     status, output = run(gateway, tmp_path)
     assert status == 1 and "Traceback" not in output
     assert "services ready:     passed" in output
-    assert "verifier contract:  failed" in output
+    assert "verifier contract:  not looked at: nobody listens at http://127.0.0.1:20902" in output
     assert "model rollout:      passed" in output
     assert "training step:      not run: rehearsal driver, no trainer on this machine" in output
-    assert output.strip().splitlines()[-1].startswith("acceptance failed: verifier contract (")
+    assert output.strip().splitlines()[-1].startswith("acceptance not looked at: verifier contract (")
     report = json.loads((tmp_path / "run" / "accept.json").read_text())
     assert report["dump"] == str(path)
-    assert [each["verdict"].split(":")[0] for each in report["layers"]] == ["passed", "failed", "passed", "not run"]
+    verdicts = [each["verdict"].split(":")[0] for each in report["layers"]]
+    assert verdicts == ["passed", "not looked at", "passed", "not run"]
+
+
+def test_without_a_graph_what_it_would_show_is_not_looked_at(tmp_path):
+    silent = ["http://127.0.0.1:9"]
+    layer = judge(None, sample(), silent=silent)
+    assert layer.verdict == "not looked at: whether http://127.0.0.1:9 let go of all state"
+    assert "1 of 1 samples called tools" in layer.evidence[1]
+    # What speaks against the dump does so without a graph, too.
+    assert judge(None, sample(reward=None), silent=silent).verdict == "failed"
+    layers = [accept.services({silent[0]: (False, {})}), layer]
+    assert accept.summary(layers) == ("failed: services ready; not looked at: model rollout", True)
+    assert accept.summary([accept.Layer("training step", accept.NO_TRAINER, [])]) == ("passed", False)
 
 
 def test_a_gateway_that_is_not_ready_fails_the_services(gateway, tmp_path):
     gateway.answer |= {"ready": False, "servers": {"agent": {"up": False}}}
-    layer = accept.services([gateway.url])
+    layer = accept.services({gateway.url: accept.readyz(gateway.url)})
     assert layer.verdict == "failed" and '"agent"' in layer.evidence[0] and "make gym-up" in layer.evidence[0]
-    nobody = accept.services([gateway.url, "http://127.0.0.1:9"])
+    urls = [gateway.url, "http://127.0.0.1:9"]
+    nobody = accept.services({url: accept.readyz(url) for url in urls})
     assert any(line.startswith("http://127.0.0.1:9/readyz: no answer") for line in nobody.evidence)
 
 
@@ -161,8 +175,9 @@ def test_the_newest_dump_is_taken_and_an_older_run_is_not(tmp_path):
     os.utime(old, (1000, 1000))
     os.utime(new, (2000, 2000))
     assert runs.newest_dump(Settings(tmp_path)) == runs.newest(Settings(tmp_path)).dumps == new
-    with pytest.raises(Failure, match="no rollout dump"):
-        runs.newest_dump(Settings(tmp_path), since=3000)
+    assert runs.newest_dump(Settings(tmp_path), [new]) == old
+    with pytest.raises(Failure, match="no new rollout dump"):
+        runs.newest_dump(Settings(tmp_path), runs.rehearsals(Settings(tmp_path)))
 
 
 def test_a_smoke_run_that_fails_names_what_did_not_run():

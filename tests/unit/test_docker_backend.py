@@ -73,14 +73,20 @@ def test_permission_denied_names_the_group(monkeypatch, tmp_path):
 
 
 def test_the_stages_end_with_that_line_and_no_traceback(tmp_path):
-    for script in ("gym_up.py", "build_image.py"):
+    for script, otherwise in (
+        ("gym_up.py", "GYM_BACKEND=local"),
+        ("build_image.py", None),
+        ("ray_up.py", "RAY_ADDRESS"),
+    ):
         environment = os.environ | {
-            "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "GYM_BACKEND": "docker", "RUN_DIR": str(tmp_path)
+            "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "GYM_BACKEND": "docker", "RUN_DIR": str(tmp_path),
+            "RELAX_HOST": "10.0.0.5",
         }  # fmt: skip
         command = [sys.executable, str(variables.ROOT / "scripts" / script)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 1
         assert ended.stderr.startswith("error: no Docker engine answers")
+        assert otherwise in ended.stderr if otherwise else ended.stderr.endswith("or set DOCKER_HOST\n")
         assert ended.stderr.count("\n") == 1
 
 
@@ -115,6 +121,22 @@ def test_a_full_disk_ends_a_build_in_one_line_and_the_log(tmp_path):
     assert "Step 1/9" in (tmp_path / "image.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("uv: No space left on device (os error 28)", "the Docker engine's disk is full"),
+        ("SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] self-signed')", "add your network's certificates"),
+        ("no such package", "check the proxy and package-index variables"),
+    ],
+)
+def test_the_builds_own_output_tells_why_it_failed(tmp_path, output, expected):
+    failed = {"error": "The command '/bin/bash -c uv pip install' returned a non-zero code: 2"}
+    client = SimpleNamespace(api=SimpleNamespace(build=lambda **_: iter([{"stream": f"\x1b[91m{output}\n"}, failed])))
+    with pytest.raises(Failure, match=expected):
+        build_image.build(client, load(), {}, tmp_path / "image.log", SimpleNamespace(detail=lambda text: None))
+    assert "\x1b" not in (tmp_path / "image.log").read_text()
+
+
 def test_a_base_that_cannot_be_pulled_names_the_reason_and_the_cure():
     def missing(name):
         raise docker.errors.ImageNotFound("no such image")
@@ -141,6 +163,32 @@ def test_host_paths_are_translated_below_the_clone_alone():
     assert docker_backend.host_path(load(), root / "data") == str(root / "data")
     assert docker_backend.host_path(inner, root / "data/run") == "/srv/clone/data/run"
     assert "HOST_REPO_DIR" in failure_of(docker_backend.host_path, inner, Path("/elsewhere"))
+
+
+def test_the_token_reaches_a_container_as_a_file_alone(tmp_path):
+    settings = load(RUN_DIR=str(tmp_path), GATEWAY_TOKEN="never-show-me")
+    graph = docker_backend.DockerGraph(None, settings, None, gym_up.graph_variables(settings), None)
+    given = graph.environment("f")
+    assert "never-show-me" not in given.values()
+    assert given["GATEWAY_TOKEN_FILE"] == "/state/gateway-token"
+    docker_backend.put_token(settings)
+    path = tmp_path / docker_backend.TOKEN
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("never-show-me", 0o600)
+    graph.settings = load(RUN_DIR=str(tmp_path))
+    assert graph.environment("f")["GATEWAY_TOKEN_FILE"] == ""
+    docker_backend.put_token(graph.settings)
+    assert not path.exists()
+
+
+def test_a_token_in_a_file_makes_the_same_graph_as_in_the_environment(tmp_path):
+    (tmp_path / "token").write_text("one\n")
+    from_file = load(GATEWAY_TOKEN_FILE=str(tmp_path / "token"))
+    fingerprint = gym_up.graph_fingerprint(from_file)
+    assert fingerprint == gym_up.graph_fingerprint(load(GATEWAY_TOKEN="one"))
+    (tmp_path / "token").write_text("two\n")
+    assert fingerprint != gym_up.graph_fingerprint(from_file)
+    (tmp_path / "token").unlink()
+    assert "No such file" in failure_of(gym_up.graph_fingerprint, from_file)
 
 
 def test_network_variables_are_passed_in_both_spellings():

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -282,6 +283,19 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     assert {(address, number) for address, number, _ in local.listening()} >= set(ports.items())
 
 
+@pytest.mark.parametrize(
+    ("address", "reachable"),
+    [
+        ("::1", False), ("127.0.0.1", False), ("127.8.0.1", False), ("::ffff:127.0.0.1", False), ("::", True),
+        ("::1234", True), ("::1:2:3", True), ("::ffff:10.0.0.1", True), ("1270::1", True), ("10.0.0.1", True),
+    ],
+)  # fmt: skip
+def test_an_address_that_only_begins_like_loopback_is_not(monkeypatch, address, reachable):
+    monkeypatch.setattr(local, "listening", lambda: [(address, 80, "7")])
+    monkeypatch.setattr(local, "sockets_of", lambda process: {"7"})
+    assert local.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
+
+
 def _ipv6():
     with socket.socket(socket.AF_INET6) as probe:
         try:
@@ -298,6 +312,13 @@ def test_get_asks_no_proxy_and_says_why_nobody_answered(port, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     status, reason = local.get(f"http://127.0.0.1:{port}/", 2)
     assert status == 0 and b"refused" in reason
+
+
+def test_get_of_what_speaks_no_http_is_no_answer():
+    with socket.create_server(("127.0.0.1", 0)) as odd:
+        threading.Thread(target=lambda: odd.accept()[0].sendall(b"garbage\r\n\r\n"), daemon=True).start()
+        status, reason = local.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
+    assert status == 0 and b"BadStatusLine" in reason
 
 
 def test_the_end_of_a_log_is_short_and_indented(tmp_path):
@@ -371,3 +392,17 @@ def test_the_record_of_sessions_goes_with_the_last_process(run):
     (run.RUN_DIR / local.SESSIONS).write_text("old\n")
     local.forget_sessions(run)
     assert not (run.RUN_DIR / local.SESSIONS).exists()
+
+
+def test_as_many_files_may_be_open_as_the_machine_allows():
+    program = """
+        import resource, sys
+        sys.path.insert(0, sys.argv[1])
+        import local
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        local.allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, local.FILES_WANTED), hard)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(Path(local.__file__).parent)]
+    subprocess.run(command, check=True)

@@ -57,7 +57,8 @@ def ray_up(**changes):
 
 def test_no_engine_is_one_line():
     done = ray_up(RELAX_HOST="10.0.0.5")
-    assert done.returncode == 1 and done.stderr.startswith("error: no Docker engine answers: ")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no Docker engine answers at unix:///nonexistent/docker.sock; start it")
     assert len(done.stderr.splitlines()) == 1
 
 

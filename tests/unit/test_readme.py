@@ -1,6 +1,6 @@
-"""The README is true: its targets exist, its variables and defaults are those of env.example.
+"""The README is true: its targets exist, its variables and defaults are those of env.example, its plan is printed.
 
-`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes the table anew.
+`make format` does not touch it; `.venv/bin/python tests/unit/test_readme.py` writes table and plan anew.
 """
 
 import re
@@ -10,10 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import settings  # noqa: E402 - this file runs alone too
+import doctor  # noqa: E402 - this file runs alone too
+import sample_plan  # noqa: E402
+import settings  # noqa: E402
+from checks.case import Finding  # noqa: E402
 
 README = ROOT / "README.md"
-START, END = "<!-- variables: written by `.venv/bin/python tests/unit/test_readme.py` -->\n", "<!-- /variables -->"
+WRITTEN = "written by `.venv/bin/python tests/unit/test_readme.py` -->\n"
 
 
 def variable_table():
@@ -28,14 +31,48 @@ def variable_table():
     return "\n".join(lines)[1:] + "\n\n"
 
 
-def with_table(text):
-    before, _, rest = text.partition("<!-- variables:")
-    return before + START + variable_table() + END + rest.partition(END)[2]
+def check_table():
+    lines = ["| check | what it looks at | for the stages | at the start of |", "| --- | --- | --- | --- |"]
+    for check in doctor.CHECKS:
+        meaning = check.look.__doc__.strip().splitlines()[0].rstrip(".")
+        lines.append(f"| {check.name} | {meaning} | {', '.join(check.stages) or 'all'} | {', '.join(check.starts)} |")
+    return "\n" + "\n".join(lines) + "\n\n"
 
 
-def test_variables_are_those_of_env_example():
+def plan():
+    return f"```text\n{sample_plan.printed()}```\n"
+
+
+PARTS = {"variables": variable_table, "checks": check_table, "plan": plan}
+
+
+def with_parts(text):
+    for name, part in PARTS.items():
+        before, _, rest = text.partition(f"<!-- {name}:")
+        end = f"<!-- /{name} -->"
+        text = f"{before}<!-- {name}: {WRITTEN}{part()}{end}{rest.partition(end)[2]}"
+    return text
+
+
+def test_variables_checks_and_plan_are_those_of_the_code():
     text = README.read_text()
-    assert text == with_table(text), "run: .venv/bin/python tests/unit/test_readme.py"
+    assert all(f"<!-- {name}: {WRITTEN}" in text for name in PARTS)
+    assert text == with_parts(text), "run: .venv/bin/python tests/unit/test_readme.py"
+
+
+def test_the_sample_of_the_doctor_is_as_it_speaks():
+    sample = README.read_text().partition("$ make doctor")[2].partition("```")[0]
+    *lines, last = [line for line in sample.splitlines()[1:] if line != "..."]
+    found = [re.fullmatch(r"(ok|warn|fail) +([\w' ]+): +(.+)", line) for line in lines]
+    assert all(found) and len(found) > 4, lines
+    names = [check.name for check in doctor.CHECKS]
+    places = [names.index(each[2]) for each in found]
+    assert places == sorted(places)
+    for each in found:
+        check = doctor.CHECKS[names.index(each[2])]
+        what, _, cure = each[3].rpartition("; ") if each[1] != "ok" else (each[3], "", "")
+        assert doctor.shown(check, Finding(each[1], what, cure)) == each[0]
+    assert re.fullmatch(r"doctor: \d+ ok, \d+ warn, \d+ fail in [\d.]+ s", last)
 
 
 def test_every_make_target_it_names_exists():
@@ -57,4 +94,4 @@ def test_every_file_it_names_exists():
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    README.write_text(with_parts(README.read_text()))

@@ -2,11 +2,14 @@
 
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+from fastapi.testclient import TestClient
 
 import session_client
 import settings as variables
+from gateway import surface
 from gateway_client import ClientError, read_token
 from scripted_gateway import ScriptedGateway
 from test_session_client import SESSION_ID, TOKEN, Sample, sample  # noqa: F401 - a fixture
@@ -55,6 +58,21 @@ def test_a_token_file_that_cannot_be_used_is_named(tmp_path, content, said):
 def test_a_token_in_the_environment_goes_before_the_file():
     environment = {"GATEWAY_TOKEN": "one", "GATEWAY_TOKEN_FILE": "/nowhere"}
     assert read_token(variables.load(environment=environment)) == "one"
+
+
+def test_the_gateway_asks_for_the_token_in_the_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    settings = variables.load(environment={"GATEWAY_TOKEN_FILE": str(path)}, dotenv=tmp_path / "none")
+
+    async def show(request_id, wait_s):
+        return {"request_id": request_id}
+
+    with TestClient(surface.public(settings, SimpleNamespace(show=show), None, None)) as client:
+        assert client.get("/v1/trials/one").status_code == 401
+        assert client.get("/v1/trials/one", headers={"Authorization": "Bearer another"}).status_code == 401
+        answer = client.get("/v1/trials/one", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert (answer.status_code, answer.json()) == (200, {"request_id": "one"})
 
 
 def test_gateway_urls_are_urls(tmp_path):

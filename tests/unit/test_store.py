@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from gateway.store import Store
+from gateway.store import Store, Unreadable
 
 SNAPSHOT = {"status": "completed", "reward": 1.0}
 
@@ -120,3 +120,49 @@ def test_it_holds_only_what_it_was_given(path):
         return await store._run("SELECT * FROM trials")
 
     assert with_store(path, work) == [("a", "digest", "rollout", 1.0, 2.0, json.dumps(SNAPSHOT))]
+
+
+def test_a_trajectory_is_kept_once_packed_and_goes_with_its_record(path):
+    async def work(store):
+        for name in ("a", "b"):
+            await store.insert(name, "digest", f"rollout-{name}", 0.0)
+            await store.keep_trajectory(name, {"output": [{"said": name * 10_000}]})
+        await store.keep_trajectory("a", {"output": []})
+        assert await store.trajectory("a") == {"output": [{"said": "a" * 10_000}]}
+        assert (await store._run("SELECT max(length(packed)) FROM trajectories"))[0][0] < 200
+        await store.finish("a", SNAPSHOT, 1.0)
+        assert await store.drop_before(2.0) == 1
+        assert await store.trajectory("a") is None and await store.trajectory("b")
+
+    with_store(path, work)
+
+
+def test_a_file_that_was_open_to_others_is_closed_to_them(path):
+    for name in ("trials.sqlite", "trials.sqlite-wal"):
+        (path.parent / name).touch()
+        (path.parent / name).chmod(0o644)
+
+    async def work(store):
+        await store.insert("a", "digest", "rollout", 1.0)
+        return {stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("trials.sqlite*")}
+
+    assert with_store(path, work) == {0o600}
+
+
+async def nothing(store):
+    return None
+
+
+@pytest.mark.parametrize("damage", ["other", "inside"])
+def test_a_damaged_file_is_refused_and_left_as_it_is(path, damage):
+    async def fill(store):
+        for number in range(200):
+            await store.insert(f"relax-{number}", "digest" * 20, "rollout", 1.0)
+
+    with_store(path, fill)
+    data = path.read_bytes()
+    data = b"no database" * 100 if damage == "other" else data[:4096] + b"\xff" * 4096 + data[8192:]
+    path.write_bytes(data)
+    with pytest.raises(Unreadable, match=str(path)):
+        with_store(path, nothing)
+    assert path.read_bytes() == data

@@ -10,6 +10,7 @@ import pytest
 import local
 import settings as variables
 import supervise
+from terminal import Failure
 
 # Answers until it is told to hang, then keeps its port and says nothing more.
 SCRIPT = """
@@ -83,3 +84,30 @@ def test_a_server_that_never_answered_is_still_starting(server):
     began = time.monotonic()
     watch_until(server, lambda: time.monotonic() > began + 2)
     assert server.process.poll() is None
+
+
+def test_a_server_that_cannot_be_started_now_is_tried_again(server, monkeypatch, capsys):
+    """A full disk takes neither the log nor the record of a new process."""
+    first, spawn = server.process, local.spawn
+    refusals = []
+
+    def refuse(*_):
+        refusals.append(1)
+        raise Failure("RUN_DIR: no space left")
+
+    monkeypatch.setattr(local, "spawn", refuse)
+    first.kill()
+    first.wait()
+    watch_until(server, lambda: len(refusals) > 2)
+    monkeypatch.setattr(local, "spawn", spawn)
+    watch_until(server, lambda: server.process.pid != first.pid and server.answered)
+    assert "no space left" in capsys.readouterr().out
+
+
+def test_a_line_that_the_log_does_not_take_ends_nothing(monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    supervise.note("anything")

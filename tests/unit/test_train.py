@@ -51,8 +51,7 @@ def dashboard():
         yield server
 
 
-@pytest.fixture
-def place(tmp_path, gateways, dashboard):
+def make_place(folder, rows=3):
     """Everything a plan needs, in a folder."""
     row = {
         "id": 1,
@@ -61,12 +60,17 @@ def place(tmp_path, gateways, dashboard):
         "ground_truth": [],
         "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
     }
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
-    shutil.copytree(STANDIN, tmp_path / "relax")
-    model = tmp_path / "models" / "Qwen3-4B"
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    shutil.copytree(STANDIN, folder / "relax")
+    model = folder / "models" / "Qwen3-4B"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
+
+
+@pytest.fixture
+def place(tmp_path):
+    make_place(tmp_path)
     return tmp_path
 
 
@@ -190,6 +194,38 @@ def test_gpus_of_a_job_that_just_ended_are_waited_for(place, gateways, dashboard
     assert done.returncode == 0 and "8 asked, 8 free" in done.stdout, done.stderr
 
 
+# --- what the nodes tell, and the entrypoint -----------------------------------------------
+
+
+def test_what_a_node_lacks_is_named_with_the_node_and_nothing_is_submitted(place, gateways, dashboard):
+    dashboard.looked |= {"nodes": {"10.0.0.5 (h)": [], "10.0.0.6 (w)": ["/x: No such file", "/y: other contents"]}}
+    dashboard.looked |= {"trials": ["http://g: its callback networks do not cover the trainer's address"]}
+    done = train(variables(place, gateways, dashboard))
+    assert done.returncode == 1 and done.stderr.splitlines()[-3:] == [
+        "error: node 10.0.0.6 (w): /x: No such file",
+        "error: node 10.0.0.6 (w): /y: other contents",
+        "error: http://g: its callback networks do not cover the trainer's address",
+    ]
+    assert not dashboard.submitted and os.listdir(place / "exp") == []
+    assert not ray_jobs.open_jobs(place / "run")
+
+
+def test_an_entrypoint_that_is_locked_is_said(place, gateways, dashboard):
+    done = train(variables(place, gateways, dashboard, STANDIN_LOCKED="1"))
+    assert done.returncode == 1 and "the trainer's entrypoint is locked by another submission" in done.stderr
+    assert "2 looked at in" in done.stdout and not dashboard.submitted
+
+
+def test_without_rows_the_budgets_are_shown_all_the_same(place, gateways, dashboard):
+    changes = {"NEMO_GYM_SOURCE_DATA": "", "DATA_ROOT": str(place / "none"), "LIMIT": "32"}
+    done = train(variables(place, gateways, dashboard, NEMO_GYM_GLOBAL_BATCH_SIZE="3", DRY_RUN="1", **changes))
+    assert done.returncode == 1
+    assert "not read; the figures below are for 32 of them" in done.stdout
+    assert "32 of 1 rows x 4 samples, 3 samples a step; 128 samples in all" in done.stdout
+    assert "workplace_assistant_train.jsonl: No such file or directory; make data SPLIT=train" in done.stderr
+    assert "global-batch-size 3 does not divide" in done.stderr
+
+
 # --- the run script and what it leads to ---------------------------------------------------
 
 
@@ -211,6 +247,17 @@ def run_script(environment, *words):
 def test_the_run_script_refuses_to_run_outside_the_entrypoint(place, gateways, dashboard, changes, said):
     done = run_script(variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable, **changes))
     assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+def test_results_that_cannot_be_written_are_said_before_ray_hears_of_a_job(place, gateways, dashboard):
+    (place / "exp").write_text("a file")
+    entrypoint = place / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
+    environment = variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable)
+    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "EXP_DIR and RUN_DIR have to be writable" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not dashboard.submitted and not ray_jobs.open_jobs(place / "run")
 
 
 def test_a_model_without_arguments_is_refused(place, gateways, dashboard):

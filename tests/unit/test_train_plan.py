@@ -97,24 +97,16 @@ def test_the_standin_takes_them_and_tracking_too():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [*contract.ARGUMENTS, "agent-env"])
-def test_the_standin_misses_each_flag_that_is_left_out(flag):
-    arguments = [(name, texts) for name, texts in planned()[0] if name != flag]
-    given = [*MODEL_ARGS, *train_plan.command_line(arguments), *([] if flag == "prompt-data" else PROMPTS)]
-    assert contract.argument_faults(given)[1]
+def test_the_standin_misses_the_rows():
+    assert contract.argument_faults([*MODEL_ARGS, *words()])[1] == ["--prompt-data is missing"]
+    assert contract.argument_faults([*MODEL_ARGS, *words(), "--prompt-data", "x"])[1]
 
 
-@pytest.mark.parametrize("flag", [*contract.ARGUMENTS])
-def test_the_standin_sees_each_value_that_is_wrong(flag):
-    arguments = [(name, ["wrong"] if name == flag else texts) for name, texts in planned()[0]]
-    given = [*MODEL_ARGS, *train_plan.command_line(arguments), "--prompt-data", "/x" if flag != "prompt-data" else "x"]
-    assert contract.argument_faults(given)[1]
-
-
-@pytest.mark.parametrize("name", [*contract.AGENT_ENV])
-def test_the_standin_misses_each_variable_of_the_agent(name):
-    arguments = [(flag, [text for text in texts if not text.startswith(f"{name}=")]) for flag, texts in planned()[0]]
-    assert f"--agent-env {name} is missing" in faults_of(train_plan.command_line(arguments))
+@pytest.mark.parametrize("flag", contract.MODEL_ARGS)
+def test_the_standin_misses_each_part_of_the_models_shape(flag):
+    given = contract.parse(MODEL_ARGS)[0]
+    kept = train_plan.command_line((name, texts) for name, texts in given.items() if name != flag)
+    assert contract.argument_faults([*kept, *words(), *PROMPTS])[1]
 
 
 @pytest.mark.parametrize("given", [["--lr", "1e-6"], ["--debug"], ["--seed", "1"]])
@@ -275,3 +267,29 @@ def test_the_jobs_command_is_the_wrapper_and_the_driver_and_shows_no_secret():
 def test_the_file_is_valid_yaml_for_any_reader():
     text = loaded().TRAIN_ARGUMENTS.read_text()
     assert set(yaml.safe_load(text)) == {"arguments", "tracking"}
+
+
+# --- what the stand-in sees of the job's surroundings --------------------------------------
+
+SURROUNDINGS = {"PYTHONPATH": "/relax:/opt/Megatron-LM", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "MASTER_ADDR": "10.0.0.5"}
+SURROUNDINGS |= {"STANDIN_PYTHON": "/usr/bin/python3"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "runtime_env", "said"),
+    [
+        ({"PYTHONPATH": "/opt/Megatron-LM"}, {}, "the checkout is not on PYTHONPATH"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": ""}, {}, "CUDA_DEVICE_MAX_CONNECTIONS of the entrypoint's runtime env"),
+        ({"MASTER_ADDR": None}, {}, "MASTER_ADDR of the entrypoint's runtime environment is lost"),
+        ({}, {"py_executable": "/usr/bin/python4"}, "py_executable is /usr/bin/python4"),
+        ({}, {"py_executable": None}, "py_executable is None"),
+        ({}, {"working_dir": "/clone"}, "the job was given a working_dir"),
+        ({"GATEWAY_TOKEN": "x"}, {}, "GATEWAY_TOKEN is in the job's variables"),
+        ({"RAY_NO_WAIT": "1"}, {}, "RAY_NO_WAIT is in the job's variables"),
+    ],
+)
+def test_the_standin_sees_a_runtime_environment_that_is_wrong(changes, runtime_env, said):
+    given = {name: text for name, text in (SURROUNDINGS | changes).items() if text is not None}
+    found = contract.environment_faults(given, "/relax", {"py_executable": "/usr/bin/python3"} | runtime_env)
+    assert len(found) == 1 and found[0].startswith(said)
+    assert contract.environment_faults(SURROUNDINGS, "/relax", {"py_executable": "/usr/bin/python3"}) == []

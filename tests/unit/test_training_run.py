@@ -1,6 +1,7 @@
 """A training run as it is watched and judged: dumps that grow, the actor's log, records of runs, stalls."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import accept
 import actor_log
 import runs
 import train_watch
+from scripted_dashboard import ScriptedDashboard
 from terminal import Failure
 
 TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'
@@ -36,26 +38,69 @@ def append(path, *items, end="\n"):
 # --- the watch -----------------------------------------------------------------------------
 
 
+def rewards_in(read):
+    return [(name, anew, [item["reward"] for item in items]) for name, anew, items in read]
+
+
 def test_only_what_a_run_adds_is_read_and_only_whole_lines(tmp_path):
     old = tmp_path / "0.jsonl"
     append(old, sample(reward=0.5))
-    reader = train_watch.DumpReader(tmp_path, train_watch.sizes(tmp_path))
+    reader = train_watch.DumpReader(tmp_path, train_watch.marks(tmp_path))
     assert reader.read() == []
     append(old, sample(reward=0.25), sample(reward=0.75), end="")
     append(tmp_path / "1.jsonl", sample(reward=0.125))
-    assert [item["reward"] for item in reader.read()] == [0.25, 0.125]
+    assert rewards_in(reader.read()) == [("0.jsonl", False, [0.25]), ("1.jsonl", False, [0.125])]
     with old.open("a") as file:
         file.write("\nnot JSON\n")
-    assert [item["reward"] for item in reader.read()] == [0.75]
+    assert rewards_in(reader.read()) == [("0.jsonl", False, [0.75])]
+    assert reader.read() == []
 
 
-def test_a_dump_written_anew_is_read_from_its_start(tmp_path):
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_a_dump_written_anew_is_read_from_its_start(tmp_path, count):
     path = tmp_path / "0.jsonl"
-    append(path, *[sample()] * 5)
-    reader = train_watch.DumpReader(tmp_path, train_watch.sizes(tmp_path))
+    append(path, *[sample(reward=0.25)] * 5)
+    reader = train_watch.DumpReader(tmp_path, train_watch.marks(tmp_path))
     path.unlink()
-    append(path, sample(reward=0.5))
-    assert [item["reward"] for item in reader.read()] == [0.5]
+    append(path, *[sample(reward=0.5)] * count)
+    assert rewards_in(reader.read()) == [("0.jsonl", True, [0.5] * count)]
+    path.unlink()
+    append(path, *[sample(reward=0.75)] * count)
+    progress = train_watch.Progress(Task)
+    progress.add([sample(reward=0.5)] * count, "0.jsonl")
+    for name, anew, items in reader.read():
+        progress.add(items, name, anew)
+    assert f"samples {count}/12, mean reward 0.750" in progress.line()
+
+
+def test_a_dump_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch):
+    append(tmp_path / "0.jsonl", sample())
+    reader = train_watch.DumpReader(tmp_path, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+        assert reader.read() == []
+    assert rewards_in(reader.read()) == [("0.jsonl", False, [1.0])]
+
+
+def test_samples_that_show_late_are_waited_for_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_watch, "REDRAW_S", 0.01)
+    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    late = threading.Timer(0.2, append, [tmp_path / "0.jsonl", *[sample()] * 12])
+    late.start()
+    watch.wait_all()
+    assert "samples 12/12" in watch.progress.line()
+    monkeypatch.setattr(train_watch, "LATE_S", 0)
+    train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path / "none", {}), Task, 1000).wait_all()
+
+
+def test_a_dashboard_that_falls_silent_is_said_once_and_so_is_its_return(tmp_path, capsys):
+    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    for status in ("RUNNING", "unknown", "unknown", "RUNNING"):
+        watch.tell(status)
+    assert capsys.readouterr().out.splitlines() == [
+        "Ray's dashboard does not answer; the job goes on without it, and it is asked again",
+        "Ray's dashboard answers again; the job is RUNNING",
+    ]
 
 
 def test_progress_counts_by_rollout_and_prompt():
@@ -93,6 +138,16 @@ def test_a_stall_raises_one_alarm_and_a_sign_of_life_ends_it(tmp_path, monkeypat
     assert (tmp_path / "log").read_text() == "a line\n"
 
 
+def test_a_full_disk_does_not_end_the_watch(tmp_path, capsys):
+    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    watch.log.close()
+    with open("/dev/full", "w") as watch.log:
+        watch.show("one\n")
+        watch.show("two\n")
+        watch.close()
+    assert capsys.readouterr().out.count(f"alarm: {tmp_path}/log: No space left on device") == 1
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_watch, "REDRAW_S", 0)
     train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000).tell("RUNNING")
@@ -115,6 +170,13 @@ def found_in(tmp_path, *lines):
         "\x1b[36m(Actor pid=1)\x1b[0m step=12 loss=-0.5",
         "[2026] train step 0 | grad_norm: 2.1e-05",
         "Step: 4, pg_loss: tensor(0.25)",
+        " iteration       10/     100 | consumed samples:     320 | elapsed time per iteration (ms): 5123.4 | "
+        "learning rate: 1.000000E-06 | lm loss: 1.234567E+00 | loss scale: 1.0 | grad norm: 0.512 | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |",
+        '{"train/step": 7, "train/loss": 0.01, "train/grad_norm": 1.5}',
+        "step:3 - actor/pg_loss:0.012 - actor/grad_norm:0.2 - perf/mfu:0.4",
+        "global_step=8 loss=np.float64(0.25)",
+        "{'loss': 0.5, 'grad_norm': tensor(1.25, device='cuda:0'), 'learning_rate': 1e-06}",
     ],
 )
 def test_what_shows_a_step(tmp_path, line):
@@ -131,6 +193,8 @@ def test_what_shows_a_step(tmp_path, line):
         "loss 0.5",
         "stepping: loss=0.5",
         "arguments: log_probs_chunk_size=1024 loss_mask=True",
+        "iteration 3 took 5 s, loss scale: 1.0, kl_loss_coef=0.0",
+        "{'rollout/loss': 0.5, 'eval/loss': 0.25}",
     ],
 )
 def test_what_shows_none(tmp_path, line):
@@ -146,6 +210,7 @@ def test_what_shows_none(tmp_path, line):
         "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)",
         "step 4: {'train/loss': nan, 'train/grad_norm': 1.0}",
         "step 4: {'train/loss': 0.1, 'train/grad_norm': inf}",
+        " iteration       11/     100 | lm loss: NaN | grad norm: 0.1 |",
     ],
 )
 def test_what_speaks_against_a_step(tmp_path, line):
@@ -160,17 +225,17 @@ class Settings:
         self.EXP_DIR = folder
 
 
-def write_run(folder, *log_lines, before=(), samples=None, name="train-1"):
+def write_run(folder, *log_lines, before=(), samples=None, name="train-1", dashboard="http://127.0.0.1:9"):
     dumps = folder / "Qwen3-4B_mcore_8xgpu" / "rollout_result" / "train"
     append(dumps / "0.jsonl", *before)
-    sizes = train_watch.sizes(dumps)
+    marks = train_watch.marks(dumps)
     append(dumps / "0.jsonl", *(samples or [sample()]))
     log = folder / f"{name}.log"
     log.write_text("".join(line + "\n" for line in log_lines))
     record = dumps.parents[1] / "runs" / f"{name}.json"
     record.parent.mkdir(exist_ok=True)
-    facts = {"submission_id": name, "log": str(log), "dumps": str(dumps), "dump_sizes_before": sizes}
-    record.write_text(json.dumps(facts | {"gateways": ["http://10.0.0.4:29000"]}))
+    facts = {"submission_id": name, "log": str(log), "dumps": str(dumps), "dumps_before": marks}
+    record.write_text(json.dumps(facts | {"gateways": ["http://10.0.0.4:29000"], "dashboard": dashboard}))
     return record
 
 
@@ -206,6 +271,25 @@ def test_a_log_that_is_gone_proves_nothing(tmp_path):
     (tmp_path / "train-1.log").unlink()
     layer = accept.training_step(runs.newest(Settings(tmp_path)))
     assert layer.verdict == "failed" and "train-1.log: No such file" in layer.evidence[0]
+
+
+def test_a_log_that_was_cut_short_is_completed_from_ray(tmp_path):
+    with ScriptedDashboard() as dashboard:
+        write_run(tmp_path, "starts", dashboard=dashboard.url)
+        dashboard.jobs["train-1"], dashboard.logs["train-1"] = {"status": "RUNNING"}, f"starts\n{STEP}\n"
+        run = runs.newest(Settings(tmp_path))
+        assert accept.complete_log(run, tmp_path / "logs") == "RUNNING"
+        assert run.logs == [tmp_path / "logs" / "train-1.whole.log"]
+        assert accept.training_step(run).verdict == "passed"
+        # Whoever follows the run still writes to the first.
+        assert (tmp_path / "train-1.log").read_text() == "starts\n"
+
+        write_run(tmp_path, STEP, STEP, dashboard=dashboard.url)
+        run = runs.newest(Settings(tmp_path))
+        assert accept.complete_log(run, tmp_path / "logs") == "RUNNING" and run.logs == [tmp_path / "train-1.log"]
+        dashboard.jobs.clear()
+        assert accept.complete_log(run, tmp_path / "logs") is None
+    assert accept.complete_log(run, tmp_path / "logs") is None
 
 
 def test_a_rehearsal_never_has_a_training_step(tmp_path):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway import trials as module
+from gateway.environment import STARTS, Unreached
 from gateway.model_calls import EndpointFault, TooManyCalls
 from gateway.protocol import ApiError, Endpoint, TrialRequest
 from gateway.store import Store
@@ -22,25 +23,37 @@ LIMITS = {"WORKPLACE_ASSISTANT_MAX_CONCURRENCY": 4, "GATEWAY_QUEUE_LIMIT": 3, "G
 ENDED = {"completed", "truncated", "aborted", "failed"}
 
 
-def request(number, digest="d", deadline_s=600, lease_s=60):
+def request(number, digest="d", deadline_s=600, lease_s=60, keeps_trajectory=False):
     endpoint = Endpoint("http://h/v1/responses", "m", {"Authorization": SECRET}, (SECRET,))
-    return TrialRequest(f"relax-{number}", digest, {"task": number}, endpoint, {}, deadline_s, lease_s)
+    return TrialRequest(
+        f"relax-{number}", digest, {"task": number}, endpoint, {}, deadline_s, lease_s, keeps_trajectory
+    )
 
 
 class MadeUpEnvironment:
-    """Runs rollouts as `script[task]` says: a coroutine function of (environment, rollout id) to an Outcome."""
+    """Its one pair: runs rollouts as `script[task]` says, a coroutine function of (environment, rollout id)
+    to an Outcome."""
 
     def __init__(self):
+        self.pairs, self.trials, self.starts = [self], 0, asyncio.Semaphore(STARTS)
         self.ready, self.script, self.unclean = asyncio.Event(), {}, None
         self.ready.set()
         self.state, self.runs, self.most, self.cleaned = {}, [], 0, []
+
+    async def choose(self):
+        await self.ready.wait()
+        return self
 
     async def run(self, rollout_id, run_request):
         task = run_request["task"]
         self.runs.append(task)
         self.state[rollout_id] = task
         self.most = max(self.most, len(self.state))
-        outcome = await self.script.get(task, complete)(self, rollout_id)
+        try:
+            outcome = await self.script.get(task, complete)(self, rollout_id)
+        except Unreached:
+            del self.state[rollout_id]
+            raise
         del self.state[rollout_id]
         return outcome
 
@@ -101,6 +114,7 @@ class Bench:
         while self.trials._tasks:  # cancelled, and soon gone
             await asyncio.sleep(0.001)
         assert not self.trials.live and not self.trials._by_rollout
+        assert self.environment.trials == 0 and self.environment.starts._value == STARTS
         assert self.trials._slots._value == self.trials.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
 
     async def create(self, number, script=None, **more):
@@ -285,7 +299,11 @@ def test_a_lost_server_ends_what_runs_and_nothing_that_waits(bench):
         await b.create(1, hang)
         await b.create(2)
         await b.until(1, "running")
-        b.trials.settle_all(failed("agent_error", "resource_server_lost", "GET http://h: refused"))
+        lost = failed("agent_error", "resource_server_lost", "GET http://h: refused")
+        b.trials.settle_lost(MadeUpEnvironment(), lost)
+        await asyncio.sleep(0.05)
+        assert (await b.trials.show("relax-1"))["status"] == "running", "another pair was lost"
+        b.trials.settle_lost(b.environment, lost)
         shown = await b.until(1)
         assert shown["error"]["type"] == "resource_server_lost"
         assert ending(await b.until(2)) == ("completed", 1.0, None)
@@ -303,6 +321,53 @@ def test_trials_wait_for_servers_that_are_not_ready(bench):
         assert ending(await b.until(1)) == ("completed", 1.0, None)
 
     bench(work)
+
+
+def test_a_trial_whose_agent_was_not_reached_runs_on_another_pair(bench):
+    async def unreached(environment, rollout_id):
+        environment.script[1] = complete
+        raise Unreached
+
+    async def work(b):
+        await b.create(1, unreached)
+        assert ending(await b.until(1)) == ("completed", 1.0, None)
+        assert b.environment.runs == [1, 1]
+
+    bench(work)
+
+
+def test_a_trial_that_no_pair_takes_ends_in_time_without_any_clean_up(bench):
+    async def unreached(environment, rollout_id):
+        environment.ready.clear()
+        environment.unclean = Fault("cleanup_failed")
+        raise Unreached
+
+    async def work(b):
+        await b.create(1, unreached, deadline_s=0.3)
+        assert ending(await b.until(1)) == ("truncated", None, "deadline_exceeded")
+
+    bench(work)
+
+
+def test_a_crowd_begins_a_few_at_a_time_and_then_runs_all_at_once(bench):
+    """Until its model is called a rollout is one of STARTS; those behind it are neither running nor lost."""
+    crowd = STARTS + 5
+
+    async def work(b):
+        for number in range(crowd):
+            await b.create(number, hang)
+        await b.until(STARTS - 1, "running")
+        await asyncio.sleep(0.05)
+        assert len(b.environment.runs) == STARTS and b.trials.queued() == 5
+        for rollout_id, number in list(b.environment.state.items()):
+            if number != 0:
+                await b.trials.model_call(rollout_id, {"output": []})
+        await b.until(crowd - 1, "running")
+        assert len(b.environment.runs) == crowd and b.trials.queued() == 0
+        await b.trials.abort("relax-0")
+        await b.until(0)
+
+    bench(work, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=crowd)
 
 
 # --- admission -----------------------------------------------------------------------------
@@ -456,6 +521,78 @@ def test_the_end_of_a_trial_ends_its_model_calls(bench):
                 await b.trials.abort(f"relax-{number}")
             await refused(call, 410, "rollout_ended")
             assert (await b.until(number))["reward"] is None
+
+    bench(work)
+
+
+# --- trajectories --------------------------------------------------------------------------
+
+ASKED = {"input": [{"role": "user"}]}
+SAID = {"output": [{"type": "function_call"}]}
+
+
+def saying(then):
+    """A rollout with one model call, which ends as `then` does."""
+
+    async def script(environment, rollout_id):
+        await environment.bench.trials.model_call(rollout_id, ASKED | {"answer": SAID})
+        return await then(environment, rollout_id)
+
+    return script
+
+
+async def with_items(environment, rollout_id):
+    return Outcome(Status.COMPLETED, 1.0, {}, output=[*SAID["output"], {"type": "message"}])
+
+
+def answering(b):
+    async def forward(endpoint, sampling_params, body, deadline):
+        return body["answer"]
+
+    b.environment.bench, b.trials.model_calls.forward = b, forward
+
+
+@pytest.mark.parametrize(
+    ("then", "output"),
+    [(with_items, [*SAID["output"], {"type": "message"}]), (hang, SAID["output"]), (fail, SAID["output"])],
+)
+def test_a_trajectory_is_kept_for_whom_it_was_asked(bench, then, output):
+    async def work(b):
+        answering(b)
+        for number, wanted in ((1, True), (2, False)):
+            await b.create(number, saying(then), keeps_trajectory=wanted, deadline_s=0.5)
+        polled = await b.trials.show("relax-1", 60)
+        found = await b.trials.trajectory("relax-1")
+        assert (found["input"], found["output"], found["reward"]) == (ASKED["input"], output, polled["reward"])
+        assert polled["artifact_ref"] == "/v1/trials/relax-1/trajectory"
+        assert await b.trials.show("relax-1") == polled
+        assert (await b.until(2))["artifact_ref"] is None
+        await refused(b.trials.trajectory("relax-2"), 404, "trajectory_unknown")
+        await refused(b.trials.trajectory("relax-3"), 404, "trial_unknown")
+        assert len(await b.store._run("SELECT * FROM trajectories")) == 1
+
+    bench(work)
+
+
+def test_a_trial_whose_model_was_never_called_has_no_trajectory(bench):
+    async def work(b):
+        await b.create(1, complete, keeps_trajectory=True)
+        assert (await b.until(1))["artifact_ref"] is None
+        await refused(b.trials.trajectory("relax-1"), 404, "trajectory_unknown")
+
+    bench(work)
+
+
+def test_a_trajectory_that_could_not_be_saved_is_served_from_memory(bench):
+    async def work(b):
+        answering(b)
+        heal = b.break_store("keep_trajectory")
+        await b.create(1, saying(with_items), keeps_trajectory=True)
+        await b.until(1)
+        assert (await b.trials.trajectory("relax-1"))["output"][-1] == {"type": "message"}
+        heal()
+        await b.trials._purge()
+        assert not b.trials._unsaved and (await b.trials.trajectory("relax-1"))["input"] == ASKED["input"]
 
     bench(work)
 
@@ -690,3 +827,36 @@ def test_thousands_of_mixed_endings_leak_no_slot_no_task_and_no_secret(bench, tm
     bench(work, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=8, GATEWAY_QUEUE_LIMIT=1000)
     for file in tmp_path.glob("trials.sqlite*"):
         assert SECRET.encode() not in file.read_bytes()
+
+
+def test_a_twin_of_a_create_that_the_store_refuses_is_not_told_that_it_was_taken(bench):
+    async def work(made):
+        heal = made.break_store("insert")
+        twins = await asyncio.gather(made.create(1), made.create(1), made.create(1), return_exceptions=True)
+        assert [(type(answer), answer.status) for answer in twins] == [(ApiError, 503)] * 3
+        heal()
+        assert (await made.create(1))["status"] == "queued"
+        await made.until(1)
+        assert made.environment.runs == [1]
+
+    bench(work)
+
+
+@pytest.mark.parametrize("hours", [3, -3])
+def test_a_jump_of_the_wall_clock_drops_no_result_and_ends_no_trial(bench, monkeypatch, hours):
+    true_time = time.time
+
+    async def work(made):
+        await made.create(1)
+        ended = await made.until(1)
+        await made.create(2, hang)
+        monkeypatch.setattr(time, "time", lambda: true_time() + hours * 3600)
+        await made.trials._purge()
+        assert await made.trials.show("relax-1") == ended
+        assert (await made.until(2, "running"))["status"] == "running"
+        await made.trials.abort("relax-2")
+        await made.until(2)
+        await made.trials._purge()
+        assert (await made.trials.show("relax-2"))["status"] == "aborted"
+
+    bench(work)

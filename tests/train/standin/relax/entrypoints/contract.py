@@ -1,11 +1,14 @@
 """The contract of the driver: every argument with what its value must be, every variable of the job.
 
 A value is a pattern for the whole text, or None for a flag without one. What is not here must
-not be given, and what is here must be, once.
+not be given, and what is here must be, once. What a pattern cannot know, the variables tell: those of
+the job, and STANDIN_EXPECTED ({flag: value}), which the stand-in entrypoint makes from the user's.
 """
 
+import json
 import re
 import shlex
+from pathlib import Path
 
 NUMBER = r"[1-9]\d*"
 MODEL = r"(?P<models>/.*)/Qwen3-4B/"
@@ -157,18 +160,35 @@ def _sum_faults(found):
     return [] if fits else ["the budgets do not agree"]
 
 
-def environment_faults(environment, root, executable, cwd):
-    """What is wrong with the variables and the place the driver was started in, a line each."""
+def agreement_faults(arguments, environment):
+    """Where the driver's (parsed) arguments say other than the variables of its job, a line each."""
+    faults, pairs = [], arguments["agent-env"]
+    for name in AGENT_ENV | AGENT_ENV_MORE:
+        if pairs.get(name, "") != environment.get(name, ""):
+            faults.append(f"--agent-env {name} is not the {name} of the job's variables")
+    expected = json.loads(environment.get("STANDIN_EXPECTED", "{}"))
+    for flag, text in expected.items():
+        if arguments.get(flag) != [text]:
+            faults.append(f"--{flag} {shlex.join(arguments.get(flag, []))} is not the {text} that was asked for")
+    client = Path(*arguments.get("agent-cwd", []), "scripts", "session_client.py")
+    command = " ".join(arguments.get("agent-command", []))
+    if not client.is_file() or not command.endswith(f" {client}"):
+        faults.append(f"--agent-command does not start {client}, which has to be in --agent-cwd")
+    return faults
+
+
+def environment_faults(environment, root, runtime_env):
+    """What is wrong with the variables and the runtime environment the driver was started in, a line each."""
     faults = []
     if str(root) not in environment.get("PYTHONPATH", "").split(":"):
         faults.append("the checkout is not on PYTHONPATH")
     for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("MASTER_ADDR", None)):
         if environment.get(name) != (value or environment.get(name)) or name not in environment:
             faults.append(f"{name} of the entrypoint's runtime environment is lost")
-    if executable != environment.get("STANDIN_PYTHON", executable):
-        faults.append(f"{executable} runs the driver")
-    if "working_dir" in str(cwd):
-        faults.append("the job was given a working dir")
+    python, asked = environment.get("STANDIN_PYTHON"), runtime_env.get("py_executable")
+    if asked != python:
+        faults.append(f"py_executable is {asked}, and RELAX_PYTHON {python}")
+    faults += [f"the job was given a {name}" for name in ("working_dir", "py_modules") if runtime_env.get(name)]
     faults += [
         f"{name} is in the job's variables" for name in ("GATEWAY_TOKEN", "RAY_NO_WAIT") if environment.get(name)
     ]

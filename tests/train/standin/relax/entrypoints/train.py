@@ -60,13 +60,14 @@ class Rollouts:
 
 
 def main():
+    # What Ray gives a job's driver along, runtime environment included.
+    config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
     arguments, faults = contract.argument_faults(sys.argv[1:])
-    faults += contract.environment_faults(os.environ, ROOT, sys.executable, Path.cwd())
+    faults += contract.agreement_faults(arguments, os.environ)
+    faults += contract.environment_faults(os.environ, ROOT, config.get("runtime_env") or {})
     if faults:
         refuse(faults)
     print("stand-in trainer: arguments and variables are the contract's", flush=True)
-    if os.environ.get("STANDIN_CRASH"):
-        raise SystemExit("stand-in trainer: ends badly, as told")
     import ray
 
     ray.init(logging_level="ERROR")

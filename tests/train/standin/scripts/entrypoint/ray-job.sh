@@ -32,6 +32,17 @@ for job in json.load(sys.stdin):
 
 export MASTER_ADDR=$host MEGATRON=/opt/Megatron-LM RELAX=$root PYTHONPATH=$root:/opt/Megatron-LM
 export MODEL_CONFIG_DIR=$root/scripts/models HAS_NVLINK=1 RELAX_ENTRYPOINT_MODE=ray-job
-export RUNTIME_ENV_JSON="{\"env_vars\": {\"PYTHONPATH\": \"/opt/Megatron-LM\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
- \"MASTER_ADDR\": \"$host\", \"STANDIN_CRASH\": \"${STANDIN_CRASH:-}\"}}"
+
+# For the stand-in driver: what the user asked for, to hold its arguments against.
+STANDIN_EXPECTED=$(python3 -c 'import json, os
+flags = {"num-rollout": "NEMO_GYM_NUM_ROLLOUT", "rollout-batch-size": "NEMO_GYM_ROLLOUT_BATCH_SIZE",
+         "n-samples-per-prompt": "NEMO_GYM_N_SAMPLES_PER_PROMPT", "global-batch-size": "NEMO_GYM_GLOBAL_BATCH_SIZE"}
+asked = {flag: os.environ.get(name, "0") for flag, name in flags.items()}
+print(json.dumps({flag: text for flag, text in asked.items() if text != "0"}))')
+export STANDIN_EXPECTED
+RUNTIME_ENV_JSON=$(python3 -c 'import json, os, sys
+names = ("MASTER_ADDR", "STANDIN_EXPECTED")
+given = {"PYTHONPATH": "/opt/Megatron-LM", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "STANDIN_PYTHON": sys.argv[1]}
+print(json.dumps({"env_vars": given | {name: os.environ.get(name, "") for name in names}}))' "${RELAX_PYTHON:-}")
+export RUNTIME_ENV_JSON
 exec bash "$@"

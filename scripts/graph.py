@@ -1,4 +1,8 @@
-"""The graph under test: started by gym_up.py in a run folder and on ports of its own, asked over HTTP."""
+"""A graph of one's own, for tests and the fault matrix: in a run folder and on ports that nobody else has.
+
+Started by gym_up.py and asked over HTTP. It belongs to whoever made it, who ends it; a user's own graph
+is never touched. What does not hold is an AssertionError: its callers judge with it.
+"""
 
 import copy
 import os
@@ -16,7 +20,6 @@ import local
 import settings as variables
 
 SCRIPTS = variables.ROOT / "scripts"
-SHARED_DATA = variables.ROOT.parent / "shared" / "data"
 # Every session id and key of these tests begins with it, so that one search finds what leaked.
 SECRET_PREFIX = "never-show-me-"
 ENDED = ("completed", "truncated", "aborted", "failed")
@@ -24,6 +27,8 @@ ENDED = ("completed", "truncated", "aborted", "failed")
 BLOCK = 201
 # Bounds of the graph under test: trials that run at once, and that may wait.
 CONCURRENCY, QUEUE = 6, 12
+# Its pairs of agent and resource server.
+PAIRS = (("agent", "resource"), ("agent_2", "resource_2"))
 
 
 def secret():
@@ -192,8 +197,13 @@ class Graph(Surface):
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def resource(self, method, path, **options):
-        return httpx.request(method, f"{self.settings.local_url('resource')}{path}", trust_env=False, **options)
+    def resource_urls(self):
+        return [self.settings.local_url(resource) for _, resource in PAIRS]
+
+    def open_sessions(self):
+        """What the resource servers themselves count."""
+        urls = [f"{url}/sessions" for url in self.resource_urls()]
+        return sum(httpx.get(url, trust_env=False).json()["open"] for url in urls)
 
 
 def assert_error(answer, status, code=None, field=None):

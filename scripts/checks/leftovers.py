@@ -1,0 +1,137 @@
+"""What earlier runs of this repository left behind: processes, records, temporary folders, containers.
+
+Named is only what carries our mark and belongs to nobody who lives; everything else is left out.
+"""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import docker_backend
+import local
+from checks.case import ok, temporary_folder, warn
+from checks.machine import own_folder
+from terminal import Failure
+
+SHOWN = 5
+# A folder is there before the process that it is for.
+NEW_S = 60
+RAY_FOLDERS, SESSION_FOLDERS = "gym-ray-*", "session-*"
+
+
+def processes(case):
+    """Processes of run folders that are gone, and servers of ours whose supervisor is."""
+    orphans = {}
+    for process in local.processes():
+        folder = own_folder(process) if process.state != "Z" else None
+        if folder and not Path(folder).is_dir():
+            orphans.setdefault(folder, []).append(process.pid)
+    found = [
+        warn(f"{len(pids)} processes of {folder}, which is gone", f"kill {' '.join(map(str, pids))}")
+        for folder, pids in orphans.items()
+    ]
+    servers = local.ours(case.settings, "gym")
+    if servers and not any("supervise.py" in each.command for each in servers):
+        found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
+    return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
+
+
+def records(case):
+    """Jobs and sessions on record whose processes are gone, and probes that were not taken back."""
+    s, found = case.settings, []
+    jobs = [path.parent for path in sorted((s.RUN_DIR / "jobs").glob("*/dashboard")) if not _lives(path.parent.name)]
+    if jobs:
+        found.append(warn(f"{len(jobs)} jobs whose end nobody saw, {jobs[-1].name} last", "make stop"))
+    if (s.RUN_DIR / local.SESSIONS).exists() and not case.ours:
+        found.append(warn(f"{s.RUN_DIR / local.SESSIONS} is the record of processes that are gone", "make stop"))
+    probes = [path for folder in (s.RUN_DIR, s.EXP_DIR) if folder.is_dir() for path in folder.glob(".probe*")]
+    if probes:
+        found.append(
+            warn(f"{len(probes)} probes of broken-off checks, as {probes[0]}", f"rm {' '.join(map(str, probes))}")
+        )
+    return found or ok("no record of what is gone")
+
+
+def _lives(job_id):
+    """Whether the process that submitted a job still runs: its number stands in the job's id."""
+    pid = job_id.split("-")[-2:-1]
+    return bool(pid) and pid[0].isdecimal() and Path(f"/proc/{pid[0]}").exists()
+
+
+def temporary(case):
+    """Folders of ended Rays and agents, and Ray's objects in shared memory that no process has open."""
+    found = [
+        warn(f"{len(paths)} folders of ended programs, as {paths[0]}", f"rm -r {' '.join(map(str, paths[:SHOWN]))}")
+        for paths in (unused(RAY_FOLDERS), unused(SESSION_FOLDERS))
+        if paths
+    ]
+    if objects := unused_objects():
+        found.append(
+            warn(f"{len(objects)} objects of ended Rays in /dev/shm", f"rm {' '.join(map(str, objects[:SHOWN]))}")
+        )
+    return found or ok("no folder of an ended program")
+
+
+def unused(pattern):
+    """Our folders among the temporary ones that no process names in its command line or variables."""
+    mine = [path for path in sorted(temporary_folder().glob(pattern)) if _is_own(path) and _is_ours(path)]
+    if not mine:
+        return []
+    named = "\0".join(map(_words, local.processes()))
+    return [path for path in mine if str(path) not in named]
+
+
+def _is_own(path):
+    found = path.lstat()
+    settled = time.time() - found.st_mtime > NEW_S
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and settled
+
+
+def _is_ours(path):
+    """The name `session-*` is anybody's: an agent's folder holds its input or its log."""
+    return not path.match(SESSION_FOLDERS) or any((path / name).exists() for name in ("input.json", "agent.log"))
+
+
+def _words(process):
+    try:
+        return process.command + "\0" + "\0".join(process.variables().values())
+    except OSError:
+        return process.command
+
+
+def unused_objects(root=Path("/dev/shm")):
+    mine = [path for path in sorted(root.glob("plasma*")) if path.lstat().st_uid == os.getuid()]
+    if not mine:
+        return []
+    mapped = "".join(map(_maps, local.processes()))
+    return [path for path in mine if str(path) not in mapped]
+
+
+def _maps(process):
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
+def containers(case):
+    """Containers of ours that ended, and those of run folders that are gone."""
+    if case.settings.GYM_BACKEND == "local" and not docker_backend.note(case.settings).exists():
+        return ok("GYM_BACKEND=local: no engine is asked")
+    try:
+        client = docker_backend.connect()
+        with docker_backend.in_words("listing containers"):
+            all_ours = client.containers.list(all=True, filters={"label": docker_backend.RUN_LABEL})
+    except Failure as fault:
+        return ok(f"not asked: {str(fault).partition(';')[0]}")
+    left = [each for each in all_ours if _is_left(each, case.settings)]
+    found = [warn(f"container {each.name} ({each.status}) is left over", f"docker rm -f {each.name}") for each in left]
+    return found or ok(f"{len(all_ours)} containers of ours, none is left over")
+
+
+def _is_left(container, settings):
+    folder = container.labels[docker_backend.RUN_LABEL]
+    # Behind HOST_REPO_DIR the label may name a folder of another machine.
+    gone = settings.HOST_REPO_DIR is None and not Path(folder).is_dir()
+    return gone or (folder == local.mark(settings) and container.status in ("exited", "dead"))

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""The fault matrix: what happens to 64 trials when something dies, hangs, lies or runs out, fault by fault.
+
+Starts a graph and a policy endpoint of its own, on free ports and in a temporary folder, never a
+user's; injects each fault while the trials run through real session clients; checks that each ends
+once, in time, with its reward or with none and a code, never 0 for a fault; and says what came back by
+itself, in how many seconds, and what the user saw. Results go to DATA_ROOT/faults (matrix.json, and
+matrix.md as a table); a fault run again replaces its line. On Linux; about half a minute a fault, a
+minute to start, all faults in 20 minutes on 2 cores. The full disk needs root (a small disk is mounted).
+
+  scripts/faults.py
+  scripts/faults.py --faults kill-agent,disk-full --fault-trials 16
+  scripts/faults.py --list
+  scripts/faults.py --readme      writes the results that are there into README.md, runs nothing
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import fault_table
+import observed_server
+import rows
+from apply_patches import WORKPLACE, installed_tree
+from fault_load import Policy
+from fault_matrix import FAULTS, mount_small_disk, unmount
+from fault_run import suffer
+from graph import Graph, free_block, run_script
+from settings import ROOT, from_command_line
+from terminal import Failure, run, say, stage
+
+CONCURRENCY = 16
+# Within one free block: the graph's ports come first.
+POLICY_OFFSET = 199
+
+
+class Bench:
+    """The graph, its policy endpoint and the observers, all in one temporary folder."""
+
+    def __init__(self, folder):
+        self.folder, self.observed = folder, folder / "observed"
+        self.run_dir = folder / "run"
+        self.small_disk = mount_small_disk(self.run_dir)
+        self.rows = rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")
+        self.policy = Policy(free_block() + POLICY_OFFSET, folder / "policy")
+        hook = observed_server.hook(self.observed)
+        self.graph = Graph(
+            self.run_dir,
+            self.rows[0],
+            WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(CONCURRENCY),
+            GYM_START_TIMEOUT_S="600",
+            **hook,
+        )
+
+    def up(self):
+        result = run_script("gym_up.py", self.graph.env)
+        if result.returncode:
+            raise Failure(f"the graph of the fault matrix did not start: {result.stderr.strip()[-1500:]}")
+        if self.policy.process is None or self.policy.process.poll() is not None:
+            self.policy.start()
+
+    def suffer(self, fault, trials):
+        """The line of one fault; what the rig itself could not do is a broken rule too."""
+        self.up()
+        seeds = lambda: observed_server.seeds(self.observed)  # noqa: E731
+        try:
+            return suffer(fault, self.graph, self.policy, self.folder / "load", self.rows, trials, self.observed, seeds)
+        except AssertionError as error:
+            known = {"name": fault.name, "what": fault.what, "trials": trials, "held": False}
+            return known | {"ended": {}, "exits": {}, "words": {}, "back_s": 0, "broken": [str(error)]}
+
+    def keep_logs(self, target):
+        shutil.rmtree(target, ignore_errors=True)
+        with suppress(OSError):
+            shutil.copytree(self.run_dir / "logs", target)
+
+    def down(self):
+        self.policy.end()
+        run_script("stop.py", self.graph.env)
+        if self.small_disk:
+            unmount(self.run_dir)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def bench():
+    made = Bench(Path(tempfile.mkdtemp(prefix="gym-faults-")))
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def chosen(text):
+    """The Faults named in FAULTS, all of them where none is."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise Failure(f"FAULTS: {unknown[0]} is no fault; `scripts/faults.py --list` names them")
+    return [FAULTS[name] for name in names or FAULTS]
+
+
+def commit():
+    """The clone's commit, with a `+` where files differ from it."""
+    with suppress(OSError, subprocess.CalledProcessError):
+        git = ["git", "-C", str(ROOT)]
+        found = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        return found.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return "unknown"
+
+
+def save(folder, line):
+    """Put a fault's line among the results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = fault_table.read(folder) | {line["name"]: line}
+    for name, text in (
+        ("matrix.json", json.dumps({"format": 1, "faults": lines}, indent=1, sort_keys=True)),
+        ("matrix.md", fault_table.markdown(lines)),
+    ):
+        beside = folder / f"{name}.part"
+        beside.write_text(text)
+        os.replace(beside, folder / name)
+
+
+def measure(faults, settings, results):
+    """Run the faults. Returns the names of those that were not held."""
+    failed = []
+    with bench() as made:
+        for fault in faults:
+            known = {"name": fault.name, "what": fault.what, "date": time.strftime("%Y-%m-%d"), "commit": commit()}
+            if fault.needs_small_disk and not made.small_disk:
+                save(results, known | {"not_run": "needs root, to mount a small disk"})
+                say(f"[ -- ] {fault.name}: not run, it needs root to mount a small disk")
+                continue
+            with stage(fault.name) as current:
+                line = made.suffer(fault, settings.FAULT_TRIALS)
+                current.note = fault_table.summary(line)
+            save(results, known | line)
+            if not line["held"]:
+                failed.append(fault.name)
+                made.keep_logs(results / "logs" / fault.name)
+                say("       " + "\n       ".join(line["broken"]))
+    return failed
+
+
+def main():
+    def configure(parser):
+        parser.add_argument("--list", action="store_true", help="name the faults and run none")
+        parser.add_argument("--readme", action="store_true", help="write the results into README.md and run none")
+
+    settings, args = from_command_line(__doc__, "DATA_ROOT", "FAULTS", "FAULT_TRIALS", configure=configure)
+    results = settings.DATA_ROOT / "faults"
+    if args.list:
+        say("\n".join(f"{fault.name:<18} {fault.what}" for fault in FAULTS.values()))
+        return 0
+    if args.readme:
+        fault_table.write_readme(results)
+        say(f"README.md holds the {len(FAULTS)} lines of {results / 'matrix.json'}")
+        return 0
+    faults = chosen(settings.FAULTS)
+    if failed := measure(faults, settings, results):
+        raise Failure(f"{len(failed)} of {len(faults)} faults not held: {', '.join(failed)}; logs: {results / 'logs'}")
+    say(f"Fault matrix held: faults={len(faults)} trials={settings.FAULT_TRIALS} table={results / 'matrix.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

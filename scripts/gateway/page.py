@@ -1,0 +1,68 @@
+"""The Gateway's page: `/`, which polls `/status.json`, and nothing else.
+
+Both answer GET and HEAD, and change nothing. With a GATEWAY_TOKEN, whoever does not send it sees
+no more than /readyz and /metrics tell: counts, latencies, codes of failures, servers; categories
+and causes, which are the words of clients and endpoints, need the token. Session and request ids
+are not shown to anybody.
+"""
+
+import hmac
+
+import orjson
+from starlette.responses import HTMLResponse, Response
+
+import inline_page
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def routes(settings, token, trials, health):
+    """[(method, path, handler)] of the two routes, `token` the one that guards /v1 or None; `health` as for /readyz."""
+    text, policy = inline_page.load("gateway.html", connect="'self'")
+    headers = HEADERS | {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+
+    def trusted(request):
+        given = request.headers.get("Authorization", "")
+        return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+    async def page(request):
+        return HTMLResponse(text, headers=headers)
+
+    async def status(request):
+        details = trusted(request)
+        text = orjson.dumps(shown(settings, trials, health(), details))
+        return Response(text, media_type="application/json", headers=HEADERS)
+
+    return [("GET", "/", page), ("GET", "/status.json", status)]
+
+
+def shown(settings, trials, state, details):
+    """What the page shows of the state that /readyz tells, and of the last minutes."""
+    queued = trials.queued()
+    return {
+        "ready": state["ready"],
+        "details": details,
+        "service_epoch": state["service_epoch"],
+        "running": state["active_trials"] - queued,
+        "queued": queued,
+        "slots_of_trials": settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY,
+        "queue_limit": settings.GATEWAY_QUEUE_LIMIT,
+        "ended": state["terminal_trials"],
+        "open_sessions": state["open_sessions"],
+        "servers": servers(state["servers"]),
+    } | trials.metrics.recent.shown(details)
+
+
+def servers(state):
+    """[{"name", "url", "up"}] of the servers that /readyz tells of, however it groups them."""
+    found = []
+    for name, value in state.items() if isinstance(state, dict) else enumerate(state, 1):
+        if isinstance(value, dict) and "up" in value:
+            found.append({"name": str(name), "url": value.get("url"), "up": bool(value["up"])})
+        elif isinstance(value, (dict, list)):
+            found += [each | {"name": f"{name} {each['name']}"} for each in servers(value)]
+    return found

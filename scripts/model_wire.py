@@ -1,0 +1,232 @@
+"""An OpenAI-compatible endpoint as a policy: asked over its Responses or its chat wire, answered as Responses.
+
+Guarantees: the key goes into one header and into no message; no redirect is followed, no cookie
+kept; the environment's proxies are used for what lies outside this machine, and no netrc. What
+the endpoint did wrong is a ModelError that says so and whether another try may help: it is never
+taken for an answer of the policy. The chat wire is NeMo Gym's own converter's work; importing it
+takes some seconds and 140 MB (it brings Ray and more along, and starts none of it), so that is
+done only for that wire.
+"""
+
+import random
+import re
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from http.cookiejar import DefaultCookiePolicy
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import requests
+from requests.adapters import HTTPAdapter
+
+from model_api import ModelError, answered, message
+
+AGAIN = {429, 500, 502, 503, 504}
+RATE_LIMITED = 429
+CONNECT_TIMEOUT_S = 10
+BACKOFF_S, BACKOFF_LIMIT_S, RETRY_AFTER_LIMIT_S = 0.5, 30, 600
+EXCERPT = 200
+# How vLLM, SGLang, llama.cpp and hosted endpoints say that the history no longer fits.
+CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|max_tokens must be at least 1", re.IGNORECASE)
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class Responses:
+    """The Responses wire: what NeMo Gym's agent sends goes out as it is."""
+
+    path = "/v1/responses"
+
+    def request(self, body):
+        return dict(body)
+
+    def response(self, raw):
+        """The answer, checked. Raises ValueError in words."""
+        if not isinstance(raw.get("output"), list):
+            raise ValueError("the answer has no list `output`")
+        return raw
+
+    def finish_reason(self, raw):
+        return None
+
+
+class Chat:
+    """The chat wire, through the converter of NeMo Gym's model server for vLLM."""
+
+    path = "/v1/chat/completions"
+
+    def __init__(self):
+        from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
+        from nemo_gym.responses_converter import VLLMConverter
+
+        self.params = NeMoGymResponseCreateParamsNonStreaming
+        self.converter = VLLMConverter(return_token_id_information=False, uses_reasoning_parser=True)
+
+    def request(self, body):
+        """The body of a chat call. Raises pydantic's ValidationError, a ValueError."""
+        made = self.converter.responses_to_chat_completion_create_params(self.params.model_validate(body))
+        sent = made.model_dump(exclude_unset=True, mode="json")
+        sent["messages"] = [self._outgoing(item) for item in sent["messages"]]
+        return sent
+
+    def _outgoing(self, item):
+        """An assistant's message with its thoughts where endpoints with a reasoning parser take them."""
+        if not item.get("tool_calls"):
+            item.pop("tool_calls", None)
+        if item["role"] == "assistant" and isinstance(item.get("content"), str):
+            thoughts, rest = self.converter._extract_reasoning_from_content(item["content"])
+            if thoughts:
+                item |= {"content": rest or None, "reasoning_content": "".join(thoughts)}
+        return item
+
+    def response(self, raw):
+        """The Responses answer to a chat answer. Raises ValueError in words."""
+        try:
+            said = {"role": "assistant"} | raw["choices"][0]["message"]
+            items = self.converter.postprocess_assistant_message_dict(self._incoming(said))
+            output = [item.model_dump(exclude_none=True) for item in items]
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"the answer is no chat completion: {type(error).__name__}") from None
+        answer = answered(output) | {"model": raw.get("model") or "model"}
+        usage = raw.get("usage")
+        if isinstance(usage, dict):
+            answer["usage"] = {
+                "input_tokens": usage.get("prompt_tokens"),
+                "output_tokens": usage.get("completion_tokens"),
+            }
+        reason = INCOMPLETE.get(self.finish_reason(raw))
+        return answer | ({"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {})
+
+    def _incoming(self, said):
+        thought = said.get("reasoning_content") or said.get("reasoning")
+        if thought:
+            said["content"] = self.converter._wrap_reasoning_in_think_tags([thought]) + (said.get("content") or "")
+        for call in said.get("tool_calls") or []:
+            call["id"] = call.get("id") or f"call_{uuid4().hex}"
+        return said
+
+    def finish_reason(self, raw):
+        return raw["choices"][0].get("finish_reason")
+
+
+WIRES = {"responses": Responses, "chat": Chat}
+
+
+class Endpoint:
+    """The endpoint at `url` (up to /v1, with or without it). One object serves many threads."""
+
+    def __init__(self, url, model, key, timeout_s, wire="responses", sampling=None, extra=None, connections=10):
+        """`sampling` replaces parameters of the Responses call, `extra` goes into what is sent, over all else."""
+        self.url, self.model, self.key, self.timeout_s = url.removesuffix("/v1"), model, key, timeout_s
+        self.wire, self.sampling, self.extra = WIRES[wire](), sampling or {}, extra or {}
+        self.http = requests.Session()
+        self.http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        # The environment's proxies lead outside; an endpoint on this machine is not out there.
+        self.http.trust_env = urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
+        # Said even without a key, since a netrc would be asked otherwise.
+        self.http.auth = self._authorize
+        for scheme in ("http://", "https://"):
+            self.http.mount(scheme, HTTPAdapter(pool_connections=1, pool_maxsize=connections))
+
+    def _authorize(self, request):
+        if self.key:
+            request.headers["Authorization"] = f"Bearer {self.key}"
+        return request
+
+    def answer(self, body):
+        """The Responses answer to a Responses call, asked once. Raises ModelError."""
+        return self.read(self.ask(body))
+
+    def ask(self, body):
+        """Send a Responses call once over the wire: the raw answer, a dict. Raises ModelError."""
+        try:
+            sent = self.wire.request(body | self.sampling) | self.extra | {"model": self.model}
+        except ValueError as error:
+            said = " ".join(str(error).split())[:EXCERPT]
+            raise ModelError(400, f"the call does not fit the chat wire: {said}") from None
+        return self._exchange("POST", self.wire.path, sent)
+
+    def read(self, raw):
+        """The Responses answer in a raw one. Raises ModelError."""
+        try:
+            return self.wire.response(raw)
+        except ValueError as error:
+            raise ModelError(502, f"{self.url}: {error}") from None
+
+    def models(self):
+        """Names of the models that the endpoint lists; [] where it has no list."""
+        try:
+            listed = self._exchange("GET", "/v1/models").get("data")
+        except ModelError:
+            return []
+        return [str(item["id"]) for item in listed or [] if isinstance(item, dict) and item.get("id")]
+
+    def _exchange(self, method, path, body=None):
+        url = self.url + path
+        timeout = (CONNECT_TIMEOUT_S, self.timeout_s)
+        try:
+            reply = self.http.request(method, url, json=body, timeout=timeout, allow_redirects=False)
+        except requests.RequestException as error:
+            raise ModelError(502, f"{url}: {type(error).__name__}", again=True) from None
+        if reply.status_code != 200:
+            return self._refused(url, reply)
+        try:
+            raw = reply.json()
+        except ValueError:
+            raw = None
+        if not isinstance(raw, dict):
+            raise ModelError(502, f"{url}: the answer is not a JSON object")
+        if raw.get("error"):
+            raise ModelError(502, f"{url}: 200 with an error{self._excerpt(reply)}")
+        return raw
+
+    def _refused(self, url, reply):
+        """An answer in place of a full context, as NeMo Gym's own model server gives it; else raises ModelError."""
+        status, text = reply.status_code, reply.text
+        if status == 400 and CONTEXT_FULL.search(text):
+            return self._out_of_context()
+        kept = {name: reply.headers[name] for name in ("Retry-After",) if name in reply.headers}
+        shown = status if status >= 400 else 502
+        raise ModelError(shown, f"{url}: {status}{self._excerpt(reply)}", kept, again=status in AGAIN)
+
+    def _out_of_context(self):
+        if isinstance(self.wire, Chat):
+            return {"choices": [{"finish_reason": "length", "message": {"content": ""}}]}
+        return answered([message("")]) | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+
+    def _excerpt(self, reply):
+        text = reply.text.replace(self.key, "***") if self.key else reply.text
+        said = " ".join(text.split())[:EXCERPT]
+        return f": {said}" if said else ""
+
+
+def insist(ask, tries, ended):
+    """Call `ask()` until it answers; a fault that another try may cure is tried `tries` times, a rate limit for ever.
+
+    Waits as long as the endpoint says, else longer each time; `ended` (an Event) cuts it short.
+    Raises ModelError.
+    """
+    attempt = faults = 0
+    while True:
+        try:
+            return ask()
+        except ModelError as error:
+            fault = error
+        attempt += 1
+        faults += fault.status != RATE_LIMITED
+        if not fault.again or faults >= tries:
+            tried = f" ({attempt} tries)" if attempt > 1 else ""
+            raise ModelError(fault.status, fault.message + tried, fault.headers, fault.again)
+        told = retry_after(fault.headers.get("Retry-After"))
+        pause = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
+        if ended.wait(pause if told is None else told):
+            raise ModelError(fault.status, f"{fault.message}; the time was up")
+
+
+def retry_after(text):
+    """Seconds that a Retry-After header asks for (a number or a date), within bounds; None without a usable one."""
+    with suppress(TypeError, ValueError):
+        return max(0.0, min(float(text), RETRY_AFTER_LIMIT_S))
+    with suppress(TypeError, ValueError):
+        return max(0.0, min(parsedate_to_datetime(text).timestamp() - time.time(), RETRY_AFTER_LIMIT_S))
+    return None

@@ -1,0 +1,61 @@
+"""The items of a rollout out of its transcript: what rollout_dump.transcript and the trainer write, read back.
+
+`<think>`, `<tool_call>` and `<tool_response>` blocks become reasoning, function_call and
+function_call_output items, the text between them messages; chat template marks are left out.
+Guarantees: any text gives items, and none of its words is lost; a tool call that is no JSON keeps
+its text as arguments. What a tool answered cannot pass for a call: a block ends only at its own
+mark on a line's end or start, and the JSON text that tools answer with is one line.
+"""
+
+import json
+import re
+
+MARKS = re.compile(r"<\|im_start\|>(?:user|assistant|tool)?\n?|<\|im_end\|>\n?|<\|endoftext\|>\n?")
+BLOCK = re.compile(
+    r"<(think|tool_call|tool_response)>\n?(.*?)(?:(?<=\n)</\1>|</\1>(?=\s*(?:<\||$|\n))|\Z)\n?", re.DOTALL
+)
+
+
+def items(text):
+    """The Responses items of a transcript, in order."""
+    found, at = [], 0
+    for block in BLOCK.finditer(text):
+        found += _message(text[at : block.start()])
+        found.append(KINDS[block[1]](block[2].strip("\n")))
+        at = block.end()
+    return found + _message(text[at:])
+
+
+def _message(text):
+    text = MARKS.sub("", text).strip("\n")
+    content = [{"type": "output_text", "text": text}]
+    return [{"type": "message", "role": "assistant", "content": content}] if text.strip() else []
+
+
+def _call(text):
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # What the model wrote in place of a call, as it stands.
+        return {"type": "function_call", "name": "", "arguments": text}
+    # A text among the arguments is what the model wrote in place of an object.
+    arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function_call", "name": str(name), "arguments": arguments}
+
+
+KINDS = {
+    "think": lambda text: {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
+    "tool_call": _call,
+    "tool_response": lambda text: {"type": "function_call_output", "output": text},
+}
+
+
+def paired(found):
+    """The items with a call_id each for calls and results: the n-th result answers the n-th call."""
+    counts = {"function_call": 0, "function_call_output": 0}
+    for item in found:
+        if item["type"] in counts:
+            counts[item["type"]] += 1
+            item["call_id"] = f"call_{counts[item['type']]}"
+    return found

@@ -1,0 +1,14 @@
+"""How much abuse: the sizes of `make abuse`, which passes them on, and small ones for every other run."""
+
+import os
+
+SMALL = {"ABUSE_TRIALS": 80, "ABUSE_ABORTS": 20, "ABUSE_CLIENTS": 40, "ABUSE_EXAMPLES": 6}
+
+
+def size(name):
+    return int(os.environ[name]) if full() else SMALL[name]
+
+
+def full():
+    """Whether this run is `make abuse`."""
+    return "ABUSE_FULL" in os.environ

@@ -1,0 +1,37 @@
+"""A few lines of the fault matrix, small, on the shared graph (`make faults` runs all of them at full size)."""
+
+from dataclasses import replace
+
+import pytest
+
+from fault_load import Policy
+from fault_matrix import FAULTS
+from fault_run import suffer
+from graph import free_block
+
+pytestmark = pytest.mark.slow
+TRIALS = 8
+LASTS_S = 3
+# What no other test of the chain does; the whole graph stays.
+NAMES = ("kill-head", "kill-policy")
+
+
+@pytest.fixture(scope="module")
+def policy(graph_started, tmp_path_factory):
+    made = Policy(free_block(), tmp_path_factory.mktemp("policy") / "files")
+    made.start()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fault_costs_no_trial_its_verdict(graph, policy, example_rows, tmp_path, name):
+    fault = FAULTS[name]
+    kept = {server: graph.pid(server) for server in ("gateway", "agent", "resource")}
+    shorter = replace(fault, lasts_s=min(LASTS_S, fault.lasts_s))
+    line = suffer(shorter, graph, policy, tmp_path / "load", example_rows, TRIALS)
+    assert line["held"], line["broken"]
+    assert sum(line["ended"].values()) == TRIALS
+    assert {server: graph.pid(server) for server in kept} == kept
+    if name == "kill-head":
+        assert line["was_down"] and line["ended"] == {"rewarded": TRIALS}

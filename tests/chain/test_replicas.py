@@ -1,0 +1,116 @@
+"""The Gateway in front of two scripted pairs: which one a trial gets and keeps, and what a dead pair takes."""
+
+import pytest
+
+from graph import eventually
+from scripted_environment import GatewayAlone, ScriptedEnvironment
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    with ScriptedEnvironment() as first, ScriptedEnvironment() as second:
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def started(pairs, tmp_path_factory, example_rows):
+    gateway = GatewayAlone(tmp_path_factory.mktemp("pairs"), pairs, example_rows[0], GATEWAY_CLEANUP_TIMEOUT_S="2")
+    try:
+        gateway.up()
+        yield gateway
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+
+
+@pytest.fixture
+def gateway(started, pairs):
+    for pair in pairs:
+        pair.reset()
+    wait_all_up(started)
+    started.wait_released()
+    yield started
+    for pair in pairs:
+        pair.gone.set()
+
+
+def wait_all_up(gateway):
+    def all_up():
+        return all(server["up"] for server in gateway.health()[1]["servers"].values())
+
+    eventually(all_up)
+
+
+def hanging(gateway, pairs, count):
+    """Ids of trials that run, started one after the other; hung on their pair."""
+    ids = []
+    for pair in pairs:
+        pair.run = pair.hang
+    for _ in range(count):
+        begun = sum(len(pair.runs) for pair in pairs)
+        ids.append(gateway.start(gateway.payload("http://127.0.0.1:9/x")))
+        eventually(lambda begun=begun: sum(len(pair.runs) for pair in pairs) > begun)
+    return ids
+
+
+def on(pair):
+    return {run["rollout_id"] for run in pair.runs}
+
+
+def cleaned(pair):
+    return {path.rpartition("/")[2] for _, path in pair.asked}
+
+
+def test_a_trial_gets_the_pair_with_the_fewest_and_is_cleaned_there(gateway, pairs):
+    first, second = pairs
+    ids = hanging(gateway, pairs, 5)
+    assert sorted(len(pair.runs) for pair in pairs) == [2, 3]
+    for request_id in ids:
+        gateway.http.post(f"/v1/trials/{request_id}/abort")
+        assert gateway.wait(request_id)["status"] == "aborted"
+    assert cleaned(first) == on(first) and cleaned(second) == on(second)
+    first.run = second.run = lambda body: (200, body | {"reward": 1.0, "response": {"output": []}})
+    assert gateway.finish("http://127.0.0.1:9/x")["reward"] == 1.0
+    assert cleaned(first) == on(first) and cleaned(second) == on(second)
+
+
+def test_the_open_sessions_are_those_of_all_pairs(gateway, pairs):
+    def counted(*counts):
+        for pair, count in zip(pairs, counts, strict=True):
+            pair.sessions = lambda pair=pair, count=count: (200, {"open": count, "epoch": pair.epoch})
+        eventually(lambda: gateway.health()[1]["open_sessions"] == sum(counts))
+
+    counted(3, 4)
+    counted(0, 0)
+
+
+def test_a_dead_pair_ends_its_own_trials_gets_no_new_ones_and_comes_back(gateway, pairs):
+    alive, dead = pairs
+    ids = hanging(gateway, pairs, 4)
+    dead.__exit__()
+    eventually(lambda: not gateway.health()[1]["servers"]["resource_2"]["up"])
+    status, state = gateway.health()
+    assert (status, state["ready"], state["open_sessions"]) == (200, True, None)
+    assert [name for name, server in state["servers"].items() if not server["up"]] == ["agent_2", "resource_2"]
+    ended = [gateway.show(request_id, wait_s=1).json() for request_id in ids]
+    assert sorted(snapshot["status"] for snapshot in ended) == ["failed"] * 2 + ["running"] * 2
+    for snapshot in ended:
+        if snapshot["status"] == "failed":
+            assert f":{dead.port}" in snapshot["error"]["cause"]
+    hanging(gateway, pairs, 2)
+    assert (len(alive.runs), len(dead.runs)) == (4, 2)
+    dead.reset()
+    dead.epoch = "second"
+    dead.__enter__()
+    wait_all_up(gateway)
+    hanging(gateway, pairs, 2)
+    assert (len(alive.runs), len(dead.runs)) == (4, 2)
+
+
+def test_a_trial_given_to_a_pair_that_just_died_runs_on_the_other(gateway, pairs):
+    alive, dead = pairs
+    dead.__exit__()
+    ids = [gateway.start(gateway.payload("http://127.0.0.1:9/x")) for _ in range(4)]
+    assert [gateway.wait(request_id)["reward"] for request_id in ids] == [1.0] * 4
+    assert len(alive.runs) == 4 and not dead.runs
+    dead.__enter__()

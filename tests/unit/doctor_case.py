@@ -1,0 +1,141 @@
+"""Cases for the doctor's checks: variables of a test's own, and small real servers that answer as a test says."""
+
+import json
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import doctor
+import local
+import settings as variables
+from checks.case import Case, Finding
+
+PROXY_PAGE = "<html><body>Blocked by the web proxy</body></html>"
+# Belongs to no machine.
+NOWHERE = "198.51.100.7"
+
+
+def settings_of(folder, **texts):
+    """Settings of a run folder of its own; the user's variables play no part."""
+    places = {
+        name: str(folder / name.lower()) for name in ("RUN_DIR", "DATA_ROOT", "MODEL_DIR", "EXP_DIR", "RELAX_ROOT")
+    }
+    environment = {"GYM_BACKEND": "local", **places, **{name: str(text) for name, text in texts.items()}}
+    return variables.load(environment=environment, dotenv=Path(os.devnull))
+
+
+def case_of(folder, stage="", **texts):
+    return Case(settings_of(folder, **texts), stage)
+
+
+def found(look, case, verdict=None):
+    """The Findings of a check as the doctor has them; with `verdict` the only one that has it."""
+    findings = doctor.examine(doctor.Check("under test", look), case)
+    assert all(isinstance(each, Finding) and each.what for each in findings) and findings
+    assert all(bool(each.cure) == (each.verdict != "ok") for each in findings), findings
+    if verdict is None:
+        return findings
+    matching = [each for each in findings if each.verdict == verdict]
+    assert len(matching) == 1, findings
+    return matching[0]
+
+
+def is_ok(look, case):
+    """Whether all a check finds is good."""
+    return {each.verdict for each in found(look, case)} == {"ok"}
+
+
+class Pages(ThreadingHTTPServer):
+    """Serves `pages`: {path: (status, body) or body}; a body that is no text is sent as JSON; else 404."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, pages, port=0, date=None, headers=()):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.pages, self.date, self.headers, self.asked = pages, date, dict(headers), []
+        self.port = self.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append((self.path, dict(self.headers)))
+        page = self.server.pages.get(
+            self.path.partition("?")[0], (404, {"message": "No such image, container or page"})
+        )
+        status, body = page if isinstance(page, tuple) else (200, page)
+        data = (body if isinstance(body, str) else json.dumps(body)).encode()
+        self.send_response(status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_HEAD = do_GET
+
+    def date_time_string(self, timestamp=None):
+        return self.server.date or super().date_time_string(timestamp)
+
+    def log_message(self, *_):
+        """Keep the test's output clean."""
+
+
+class Silent:
+    """Takes connections and says `word` and nothing more."""
+
+    def __init__(self, word=b""):
+        self.word = word
+
+    def __enter__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.kept = []
+        threading.Thread(target=self._take, daemon=True).start()
+        return self
+
+    def _take(self):
+        while True:
+            try:
+                self.kept.append(self.listener.accept()[0])
+                self.kept[-1].sendall(self.word)
+            except OSError:
+                return
+
+    def __exit__(self, *_):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for each in self.kept:
+            each.close()
+
+
+def free_base():
+    """The first of 200 ports that nobody listens on, below the range that the kernel hands out."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    taken = {port for _, port, _ in local.listening()}
+    # Test processes side by side choose from different ends.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    bases = range(min(low, 32768) - 402 - 5000 * (worker % 4), 1024, -201)
+    return next(base for base in bases if not taken & set(range(base, base + 202)))
+
+
+def outward_address():
+    """This machine's address towards others, or None."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 9))
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    return None if own.startswith(("127.", "0.")) else own

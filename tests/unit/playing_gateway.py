@@ -1,0 +1,160 @@
+"""A Gateway without a graph: runs trials as the agent does, with tools that answer "ok" and a verifier that compares.
+
+It calls the model API it is given, at most six times, and keeps trajectories. The reward is 1
+where the calls with arguments that parse are the ground truth's, in order. `fate(number)` may end
+the trial of that number in another way: it returns a snapshot's fields, or None.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import requests
+
+READY = {
+    "ready": True,
+    "protocol_version": "relax-nemo-gym/v1",
+    "gateway_version": "1.1",
+    "environment": {"gym_commit": "a" * 40, "pandas": "2.3.2"},
+}
+MAX_STEPS = 6
+
+
+class PlayingGateway:
+    """Context manager."""
+
+    def __init__(self, fate=None):
+        self.fate, self.ready, self.trials, self.payloads, self.aborted = (
+            fate or (lambda number: None),
+            dict(READY),
+            {},
+            [],
+            set(),
+        )
+
+    def __enter__(self):
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server.daemon_threads = True
+        self.server.socket.listen(256)
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def create(self, payload):
+        request_id = payload["request_id"]
+        trial = self.trials[request_id] = {"request_id": request_id, "status": "running", "ended": threading.Event()}
+        number = len(self.payloads)
+        self.payloads.append(payload)
+        threading.Thread(target=self._own, args=(trial, payload, number), daemon=True).start()
+        return self.show(trial)
+
+    def show(self, trial):
+        hidden = ("ended", "trajectory")
+        empty = {"reward": None, "metrics": {}, "artifact_ref": None, "error": None}
+        return empty | {key: value for key, value in trial.items() if key not in hidden}
+
+    def _own(self, trial, payload, number):
+        end = self.fate(number) or self._play(trial, payload)
+        if trial["status"] == "running":
+            trial.update(end)
+            trial["artifact_ref"] = f"/v1/trials/{trial['request_id']}/trajectory" if "trajectory" in trial else None
+        trial["ended"].set()
+
+    def _play(self, trial, payload):
+        row, asked = payload["environment"]["task"], payload["model_endpoint"]
+        params = row["responses_create_params"]
+        output, tokens, turns = [], {"input_tokens": 0, "output_tokens": 0}, 0
+        while turns < MAX_STEPS:
+            turns += 1
+            answer = self._ask(asked, params | {"input": params["input"] + output})
+            if not isinstance(answer, dict):
+                return {
+                    "status": "failed",
+                    "error": {"code": "agent_error", "type": "endpoint_status", "cause": answer},
+                }
+            output += answer["output"]
+            for name in tokens:
+                tokens[name] += (answer.get("usage") or {}).get(name, 0)
+            calls = [item for item in answer["output"] if item["type"] == "function_call"]
+            output += [self._tool(call, {tool["name"] for tool in params["tools"]}) for call in calls]
+            if answer.get("incomplete_details") or not calls:
+                break
+        if payload["metadata"].get("trajectory") is True:
+            trial["trajectory"] = {"input": params["input"], "output": output}
+        ended = {"status": "completed", "reward": grade(output, row["ground_truth"])}
+        if limit := answer.get("incomplete_details"):
+            ended |= {"status": "truncated", "error": {"code": "response_incomplete", "type": limit["reason"]}}
+        return ended | {"metrics": {"model_calls": turns} | {name: count for name, count in tokens.items() if count}}
+
+    def _ask(self, asked, body):
+        with requests.Session() as client:
+            client.trust_env = False
+            headers = {"Authorization": f"Bearer {asked['api_key']}"}
+            try:
+                answer = client.post(f"{asked['base_url']}/v1/responses", json=body, headers=headers, timeout=60)
+            except requests.RequestException as error:
+                return f"{asked['base_url']}: {type(error).__name__}"
+        return answer.json() if answer.status_code == 200 else f"{asked['base_url']} answered {answer.status_code}"
+
+    def _tool(self, call, names):
+        try:
+            json.loads(call["arguments"])
+            told = {"output": "ok"} if call["name"] in names else {"output": f"Error executing tool '{call['name']}'"}
+        except ValueError as error:
+            told = {"error": f"Invalid tool call arguments: {error!r}"}
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(told)}
+
+    def _handler(gateway):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", -1, True
+
+            def do_GET(self):
+                parts = urlsplit(self.path)
+                if parts.path == "/readyz":
+                    return self.write(200 if gateway.ready["ready"] else 503, gateway.ready)
+                trial = gateway.trials[parts.path.split("/")[3]]
+                if parts.path.endswith("/trajectory"):
+                    return self.write(200, {"request_id": trial["request_id"], **trial["trajectory"]})
+                trial["ended"].wait(float(parse_qs(parts.query).get("wait_s", ["0"])[0]))
+                return self.write(200, gateway.show(trial))
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if self.path == "/v1/trials":
+                    return self.write(202, gateway.create(json.loads(body)))
+                trial = gateway.trials[self.path.split("/")[3]]
+                if self.path.endswith("/abort") and trial["status"] == "running":
+                    gateway.aborted.add(trial["request_id"])
+                    trial |= {"status": "aborted", "error": {"code": "aborted"}}
+                    trial["ended"].set()
+                return self.write(202, gateway.show(trial))
+
+            def write(self, status, body):
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                """The test reads the payloads."""
+
+        return Handler
+
+
+def grade(output, ground_truth):
+    made = [(item["name"], parsed(item["arguments"])) for item in output if item["type"] == "function_call"]
+    wanted = [(call["name"], json.loads(call["arguments"])) for call in ground_truth]
+    return float([call for call in made if call[1] is not None] == wanted)
+
+
+def parsed(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

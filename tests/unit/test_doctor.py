@@ -1,0 +1,323 @@
+"""The doctor as a whole: its table, its output, what a stage makes of it, and that it changes nothing.
+
+Each check's own tests are in test_checks_*.py. What has bitten people and can be seen before it bites
+is a check; FIELD_CASES says which, or why a case shows only while rollouts run.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import doctor
+import local
+import settings as variables
+from checks.case import Finding, fail, ok, warn
+from doctor_case import NOWHERE, Silent, case_of, free_base
+from terminal import Failure
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = "shows only while rollouts run"
+PREFLIGHT = "needs answers of the model; the preflight of an evaluation asks for them"
+FIELD_CASES = {
+    "E1 malformed tool calls": RUNTIME,
+    "E2 a dead server": ["graph"],
+    "E3 sessions never freed": ["graph"],
+    "E4 reasoning alone": RUNTIME,
+    "E5 ports taken, or the kernel's": ["ports", "leftover processes"],
+    "E6 faults counted as reward 0": RUNTIME,
+    "E7 a shared cookie jar": RUNTIME,
+    "E8 tool names as paths": RUNTIME,
+    "E9 rows without their wrapper": ["task rows"],
+    "E10 a proxy before loopback": ["proxies", "head server"],
+    "E11 hundreds of tool calls": RUNTIME,
+    "E12 a graph torn down": ["graph", "leftover processes"],
+    "E13 a restart of the Gateway": RUNTIME,
+    "E14 requests nobody should take": RUNTIME,
+    "E15 odd answers of the endpoint": ["endpoint"],
+    "E16 Ray on every interface": ["listeners"],
+    "M1 tool calls under load": PREFLIGHT,
+    "M2 calls left in the text": PREFLIGHT,
+    "M3 arguments cut short": PREFLIGHT,
+    "R1 a log that ends early": RUNTIME,
+    "R2 a job that never starts": ["cluster"],
+    "R3 a stop that stops nothing": RUNTIME,
+    "R4 one id twice": ["leftover records"],
+    "R5 localhost on a cluster": ["cluster", "gateway address"],
+    "R6 the entrypoint stops others' jobs": ["cluster", "one Ray a port"],
+    "R7 a component that died unseen": RUNTIME,
+    "D1 downloads that stall or change": ["task rows", "model"],
+    "D2 proxies and the image build": ["proxies"],
+    "D3 an evaluation thrown away": RUNTIME,
+}
+
+
+@pytest.fixture
+def clean(tmp_path):
+    """An environment of a machine on which nothing of ours is set, with folders of its own."""
+    names = variables.declared()
+    kept = {name: text for name, text in os.environ.items() if name not in names and "proxy" not in name.lower()}
+    places = {name: str(tmp_path / name.lower()) for name in ("RUN_DIR", "DATA_ROOT", "MODEL_DIR", "EXP_DIR", "TMPDIR")}
+    (tmp_path / "tmpdir").mkdir()
+    base = free_base()
+    return kept | places | {"GYM_BACKEND": "local", "GYM_BASE_PORT": str(base), "GYM_RAY_PORT": str(base + 200)}
+
+
+def run_doctor(environment, *arguments, clone=ROOT):
+    return subprocess.run(
+        [str(clone / "scripts" / "run.sh"), "doctor", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+
+def told(environment, *arguments, clone=ROOT):
+    """(exit status, the JSON object)."""
+    done = run_doctor(environment, "--json", *arguments, clone=clone)
+    assert done.stderr == "", done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+# --- the table -----------------------------------------------------------------------------
+
+
+def test_every_field_case_is_a_check_or_says_why_not():
+    codes = [f"E{n}" for n in range(1, 17)] + [f"M{n}" for n in range(1, 4)]
+    codes += [f"R{n}" for n in range(1, 8)] + [f"D{n}" for n in range(1, 4)]
+    assert [case.split()[0] for case in FIELD_CASES] == codes
+    names = {check.name for check in doctor.CHECKS}
+    assert {name for value in FIELD_CASES.values() if isinstance(value, list) for name in value} <= names
+
+
+def test_checks_have_names_of_their_own_and_stages_are_targets():
+    names = [check.name for check in doctor.CHECKS]
+    assert len(names) == len(set(names)) and all(len(name) <= 20 for name in names)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(doctor.STAGES) <= set(targets)
+    for check in doctor.CHECKS:
+        assert set(check.stages) | set(check.starts) <= set(doctor.STAGES)
+        assert not check.stages or set(check.starts) <= set(check.stages)
+
+
+def test_each_stage_with_checks_at_its_start_makes_them():
+    makes = set(
+        re.findall(r'doctor\.at_start\("([a-z-]+)"', "".join(p.read_text() for p in (ROOT / "scripts").glob("*.py")))
+    )
+    assert makes == {stage for check in doctor.CHECKS for stage in check.starts}
+
+
+# --- one check -----------------------------------------------------------------------------
+
+
+def examine(look, tmp_path):
+    return doctor.examine(doctor.Check("x", look), case_of(tmp_path))
+
+
+def test_what_a_check_raises_becomes_its_finding(tmp_path):
+    def refuses(case):
+        raise Failure("port 1 is taken; by whom; end it")
+
+    def lacks(case):
+        raise ModuleNotFoundError("no", name="docker")
+
+    def breaks(case):
+        raise KeyError("odd\nmachine")
+
+    assert examine(refuses, tmp_path) == [fail("port 1 is taken; by whom", "end it")]
+    assert examine(lacks, tmp_path) == [warn("not looked at: it needs the package docker", "make setup")]
+    [broken] = examine(breaks, tmp_path)
+    assert broken.verdict == "warn" and "KeyError" in broken.what and "\n" not in broken.what
+
+
+def test_a_check_that_hangs_is_given_up_and_holds_nobody(tmp_path):
+    checks = [doctor.Check("hangs", lambda case: time.sleep(60)), doctor.Check("good", lambda case: ok("fine"))]
+    began = time.monotonic()
+    results = dict(doctor.examine_all(checks, case_of(tmp_path), limit_s=0.5))
+    assert time.monotonic() - began < 30
+    assert results[checks[1]] == [ok("fine")]
+    [silent] = results[checks[0]]
+    assert silent.verdict == "warn" and "no answer within 0.5 s" in silent.what
+
+
+def test_results_stand_in_the_tables_order(tmp_path):
+    checks = [doctor.Check(str(n), lambda case, n=n: time.sleep(0.02 * (5 - n)) or ok("x")) for n in range(5)]
+    assert [check.name for check, _ in doctor.examine_all(checks, case_of(tmp_path))] == list("01234")
+
+
+def test_the_verdict_is_the_worst_of_all():
+    good, bad = doctor.Check("a", None), doctor.Check("b", None)
+    assert doctor.report("", [(good, [ok("x")])], 1)["verdict"] == "ok"
+    assert doctor.report("", [(good, [ok("x"), warn("y", "z")])], 1)["verdict"] == "warn"
+    worst = doctor.report("data", [(good, [warn("x", "y")]), (bad, [fail("u", "v")])], 1.234)
+    assert worst["counts"] == {"ok": 0, "warn": 1, "fail": 1} and worst["verdict"] == "fail"
+    assert worst["checks"][1] == {"check": "b", "verdict": "fail", "what": "u", "cure": "v"}
+
+
+def test_a_line_says_verdict_name_and_cure():
+    line = doctor.shown(doctor.Check("ports", None), Finding("fail", "port 1 is taken", "end it"))
+    assert line.split() == ["fail", "ports:", "port", "1", "is", "taken;", "end", "it"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "ray", "word"),
+    [
+        ("", "[::1", b"garbage\r\n\r\n"),
+        ("train", "a b:99999", b"\0"),
+        ("model", "http://x:1", b"\0"),
+    ],
+)
+def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://[::1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    model = tmp_path / "models" / "Qwen3-4B"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("[" * 100_000)
+    with Silent(word) as odd:
+        urls = {"RAY_DASHBOARD_ADDRESS": odd.url, "MODEL_URL": odd.url, "GYM_URLS": f"{odd.url}/x,{odd.url}"}
+        files = {"NEMO_GYM_SOURCE_DATA": tmp_path, "TRAIN_ARGUMENTS": tmp_path / "binary", "RELAX_ROOT": "/dev/null"}
+        files |= {"MODEL_DIR": tmp_path / "models", "GATEWAY_TOKEN_FILE": "/dev/null/x"}
+        hosts = {"GYM_HOST": "x" * 300, "RELAX_HOST": ":::", "RAY_ADDRESS": ray, "GYM_BACKEND": "docker"}
+        results = doctor.examine_all(doctor.CHECKS, case_of(tmp_path, stage, **urls, **files, **hosts), 4)
+    assert not [(check.name, each) for check, found in results for each in found if "not looked at" in each.what]
+    assert {each.verdict for _, found in results for each in found} >= {"ok", "fail"}
+
+
+# --- the program ---------------------------------------------------------------------------
+
+
+def test_one_object_or_one_line_a_finding_and_a_status(clean):
+    status, answer = told(clean)
+    assert set(answer) == {"verdict", "stage", "counts", "seconds", "checks"} and answer["stage"] == "all"
+    assert {line["check"] for line in answer["checks"]} == {check.name for check in doctor.CHECKS}
+    for line in answer["checks"]:
+        assert set(line) == {"check", "verdict", "what", "cure"} and line["verdict"] in ("ok", "warn", "fail")
+        assert line["what"] and bool(line["cure"]) == (line["verdict"] != "ok"), line
+    assert (status == 1) == (answer["verdict"] == "fail") and status in (0, 1)
+    done = run_doctor(clean)
+    *lines, last = done.stdout.splitlines()
+    assert all(re.match(r"(ok|warn|fail) +[\w' ]+: +\S", line) for line in lines), lines
+    assert re.fullmatch(r"doctor: \d+ ok, \d+ warn, \d+ fail in [\d.]+ s", last)
+
+
+def test_a_stage_has_its_own_checks_alone_and_an_unknown_one_is_refused(clean):
+    _, answer = told(clean, "--stage", "data")
+    names = {line["check"] for line in answer["checks"]}
+    assert answer["stage"] == "data" and "task rows" in names and not names & {"ports", "cluster", "model"}
+    _, by_variable = told({**clean, "STAGE": "data"})
+    assert {line["check"] for line in by_variable["checks"]} == names
+    done = run_doctor(clean, "--stage", "prod")
+    assert done.returncode == 1 and done.stderr.startswith("error: STAGE=prod is no stage") and done.stdout == ""
+
+
+def test_a_fail_is_the_exit_status_and_no_secret_is_shown(clean):
+    secret = "never-show-me-0815"
+    environment = clean | {
+        "GYM_BIND_HOST": NOWHERE,
+        "GATEWAY_TOKEN": secret,
+        "MODEL_API_KEY": secret,
+        "HF_TOKEN": secret,
+    }
+    environment |= {"GATEWAY_TOKENS": secret, "http_proxy": f"http://user:{secret}@127.0.0.1:9"}
+    done = run_doctor(environment, "--stage", "gym-up")
+    assert done.returncode == 1 and f"GYM_BIND_HOST={NOWHERE} is no address" in done.stdout
+    assert "GATEWAY_TOKENS is not a variable" in done.stdout
+    assert secret not in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+# --- a stage's start -----------------------------------------------------------------------
+
+
+def test_a_stage_stops_at_a_fail_before_it_does_anything(clean, tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "gym_up.py")]
+    done = subprocess.run(command, env=clean | {"GYM_BIND_HOST": NOWHERE}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: gateway address: GYM_BIND_HOST={NOWHERE}") and "set it to" in done.stderr
+    assert "Backend" not in done.stdout and not (tmp_path / "run_dir").exists()
+
+
+def test_a_stage_shows_warnings_alone(tmp_path, capsys):
+    settings = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", GATEWAY_TOKEN="short").settings
+    doctor.at_start("gym-up", settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warn  token:") for line in lines)
+    assert not any(line.startswith("ok") for line in lines)
+
+
+def test_a_stage_names_every_fail_at_once(tmp_path):
+    settings = case_of(tmp_path, GYM_BIND_HOST=NOWHERE, RELAX_HOST="192.168.7.7").settings
+    with pytest.raises(Failure) as stopped:
+        doctor.at_start("gym-up", settings)
+    assert "gateway address: " in str(stopped.value) and "\nerror: callback networks: " in str(stopped.value)
+
+
+# --- before and after ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A clone as git would make it of this working tree: no .venv, no data."""
+    clone = tmp_path / "bare"
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if not name.startswith("tests/") and (ROOT / name).exists():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    return clone
+
+
+def snapshot(*folders):
+    return {
+        (str(path), found.st_mtime_ns, found.st_size, found.st_mode)
+        for folder in folders
+        for path in (folder, *folder.rglob("*"))
+        if (found := path.lstat())
+    }
+
+
+def test_it_runs_on_a_bare_clone_with_a_broken_env_and_changes_nothing(clean, bare, tmp_path):
+    (bare / ".env").write_text("GYM_BASE_PORT=abc\nnonsense\nLIMTI=3\n")
+    (bare / ".env").chmod(0o600)
+    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in local.listening()}
+    environment = {name: text for name, text in clean.items() if name not in ("GYM_BASE_PORT", "GYM_RAY_PORT")}
+    status, answer = told(environment, clone=bare)
+    assert snapshot(tmp_path) == before
+    assert not [p for p in local.processes() if str(bare) in p.command]
+    ours = {p for a, p, _ in local.listening()} - {p for _, p in listening}
+    assert not ours & set(range(29000, 29200))
+    lines = {(line["check"], line["verdict"]): line["what"] for line in answer["checks"]}
+    assert status == 1 and ("variables", "fail") in lines
+    assert "set-up not made yet" in lines["python", "ok"]
+    faults = [line["what"] for line in answer["checks"] if line["check"] == "variables"]
+    assert len(faults) == 3 and all(".env:" in fault for fault in faults)
+
+
+def test_it_changes_nothing_in_a_clone_that_is_set_up(clean, tmp_path):
+    folders = [ROOT / "scripts", ROOT / "patches", tmp_path]
+    before, stamps = snapshot(*folders), snapshot(ROOT / ".venv" / ".ready")
+    told(clean)
+    assert snapshot(*folders) == before and snapshot(ROOT / ".venv" / ".ready") == stamps
+
+
+def test_a_machine_without_python_says_so(clean, bare, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env"):
+        (tools / name).symlink_to(shutil.which(name))
+    done = run_doctor(clean | {"PATH": str(tools)}, clone=bare)
+    assert done.returncode == 1 and done.stderr.startswith("fail  python: no Python 3.9 or later")
+
+
+def test_an_older_python_runs_it_before_the_set_up(clean, bare):
+    candidates = [shutil.which("python3.9"), *sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3"))]
+    runs = [p for p in candidates if p and subprocess.run([p, "-c", ""], capture_output=True).returncode == 0]
+    if not runs:
+        pytest.skip("no Python 3.9 here")
+    command = [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json", "--stage", "setup"]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
+    assert done.stderr == "" and json.loads(done.stdout)["verdict"] in ("ok", "warn")

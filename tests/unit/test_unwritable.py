@@ -1,0 +1,44 @@
+"""Where a stage cannot write, it says so in one line: a full disk, a forbidden folder."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+import terminal
+from settings import ROOT
+
+
+def failing(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission")]
+)
+def test_a_file_that_cannot_be_used_is_one_line(capsys, number, said):
+    with pytest.raises(SystemExit) as ended:
+        terminal.run(failing(OSError(number, "x", "/full/run/file")))
+    captured = capsys.readouterr()
+    assert ended.value.code == 1
+    assert captured.err.startswith("error: /full/run/file cannot be used: ")
+    assert said in captured.err and captured.err.count("\n") == 1
+
+
+def test_any_other_fault_of_the_system_is_not_explained_away():
+    with pytest.raises(OSError, match="Too many open files"):
+        terminal.run(failing(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    options = ["--gym-backend", "local", "--run-dir", str(tmp_path / "file" / "run")]
+    command = [sys.executable, str(ROOT / "scripts" / "gym_up.py"), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1 and str(tmp_path / "file") in ended.stderr and "RUN_DIR" in ended.stderr
