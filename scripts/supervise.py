@@ -37,8 +37,6 @@ LOOK_EVERY_S, LOOK_TIMEOUT_S, HANG_S = 5, 2, 30
 # NeMo Gym's names of a pair's servers; those of further pairs end in _2, _3, …
 RESOURCE, AGENT = "workplace_assistant", "workplace_assistant_simple_agent"
 STARTED = "started"
-# The head server leaves Ray once its start is over.
-JOIN_NO_RAY = {"policy_model", "head_server"}
 # The Gateway may need its clean-up time; the others hold nothing worth waiting for.
 END_GRACE_S = {"policy_model": 12, "default": 3}
 
@@ -188,13 +186,6 @@ class Graph:
         for server in self.servers.values():
             server.watch(time.monotonic())
 
-    def join_again(self):
-        """Start anew what joined a Ray that is gone: it would ask the next one for ever, and busily, for its place."""
-        for server in self.servers.values():
-            if server.name not in JOIN_NO_RAY:
-                note(f"{server.name} is ended: its Ray is gone")
-                server.end(signal.SIGKILL, 0)
-
     def end(self):
         first = [self.servers.pop("policy_model")] if "policy_model" in self.servers else []
         for server in [*first, *self.servers.values()]:
@@ -212,7 +203,7 @@ def local_resource():
 
 
 class Ray:
-    """NeMo Gym's private Ray: the servers join it at their start and die without it, a minute later."""
+    """NeMo Gym's private Ray: servers join it at their start and leave it once they are set up."""
 
     def __init__(self, settings):
         self.settings, self.ray = settings, local.PrivateRay(settings, "gym")
@@ -227,7 +218,6 @@ class Ray:
         try:
             self.ray.launch()
             self.failures = 0
-            graph.join_again()
         except Failure as failure:
             note(failure)
             self.next_try = time.monotonic() + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
