@@ -19,8 +19,8 @@ from graph import run_script
 
 STOPPED_S = 30
 SHORT_S = 5
-# Room of the small disk that RUN_DIR is put on, for logs and the store.
-DISK_MB = 64
+# Room of the small disk (in memory) that RUN_DIR is put on; a start asks for 0.2 GB of it.
+DISK_MB = 512
 SPARE_DESCRIPTORS = 4
 AN_HOUR_S = 3600
 
