@@ -26,6 +26,7 @@ import requests
 import audit_checks
 import audit_plot
 import audit_result
+import doctor
 import row_facts
 import rows
 import settings
@@ -41,6 +42,7 @@ NAMES = ("SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "DATA_ROOT", "NEMO_GYM_MAX_PR
 
 def main():
     values, args = settings.from_command_line(__doc__, *NAMES, configure=add_options)
+    doctor.at_start("audit", values)
     start, path = time.monotonic(), values.rows_path()
     numbered = rows.read_numbered(path, values.LIMIT)
     verifier = audit_checks.Verifier((args.resource_url or values.local_url("resource")).rstrip("/"))

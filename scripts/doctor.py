@@ -34,7 +34,11 @@ from terminal import Failure  # noqa: E402
 LIMIT_S = 20
 RUNS_GRAPH = ("gym-up", "smoke", "bench")
 RUNS_JOBS = ("smoke", "train")
-STAGES = ("setup", "data", "model", "image", "gym-up", "verify", "smoke", "relax", "ray-up", "train", "accept", "bench")
+MEASURES = ("audit", "eval")
+STAGES = (
+    "setup", "data", "model", "image", "gym-up", "verify", "smoke", "relax", "ray-up", "train", "accept",
+    *MEASURES, "bench",
+)  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -51,27 +55,27 @@ class Check(NamedTuple):
 
 CHECKS = (
     Check("variables", named.values),
-    Check("misspelt variables", named.misspelt, (), ("gym-up", "train")),
-    Check("secrets", named.secrets, ("gym-up", "smoke", "train"), ("gym-up", "train")),
+    Check("misspelt variables", named.misspelt, (), ("gym-up", "train", *MEASURES)),
+    Check("secrets", named.secrets, ("gym-up", "smoke", "train", "eval"), ("gym-up", "train", "eval")),
     Check("python", machine.python),
     Check("tools", machine.tools),
-    Check("disk", machine.disk, (), ("data", "gym-up", "train")),
+    Check("disk", machine.disk, (), ("data", "gym-up", "train", *MEASURES)),
     Check("memory", machine.memory, RUNS_GRAPH, ("gym-up",)),
     Check("open files", machine.open_files, RUNS_GRAPH, ("gym-up",)),
     Check("shared memory", machine.shared_memory, RUNS_GRAPH, ("gym-up",)),
     Check("ports", machine.ports, RUNS_GRAPH),
-    Check("proxies", named.proxies, ("data", "model", "image", "relax", *RUNS_JOBS), ("image",)),
-    Check("gateway address", network.gym_host, (*RUNS_GRAPH, "verify", "train", "accept"), ("gym-up",)),
-    Check("callback networks", network.callbacks, (*RUNS_GRAPH, "train"), ("gym-up",)),
-    Check("token", named.token, (*RUNS_GRAPH, "train"), ("gym-up",)),
-    Check("task rows", files.task_rows, ("data", *RUNS_JOBS)),
+    Check("proxies", named.proxies, ("data", "model", "image", "relax", "eval", *RUNS_JOBS), ("image",)),
+    Check("gateway address", network.gym_host, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES), ("gym-up",)),
+    Check("callback networks", network.callbacks, (*RUNS_GRAPH, "train", "eval"), ("gym-up",)),
+    Check("token", named.token, (*RUNS_GRAPH, "train", *MEASURES), ("gym-up",)),
+    Check("task rows", files.task_rows, ("data", *RUNS_JOBS, *MEASURES)),
     Check("model", files.model, ("model", "train")),
     Check("room for the model", files.room_for_model, ("model",), ("model",)),
     Check("docker", graph.engine, ("image", *RUNS_GRAPH)),
-    Check("graph", graph.graph, (*RUNS_GRAPH, "verify", "train", "accept")),
+    Check("graph", graph.graph, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES)),
     Check("head server", graph.head_server, (*RUNS_GRAPH, "verify")),
     Check("listeners", graph.exposed, (*RUNS_GRAPH, "verify")),
-    Check("endpoint", network.endpoint, ("smoke",), ("smoke",)),
+    Check("endpoint", network.endpoint, ("smoke", "eval"), ("smoke",)),
     Check("gateways", trainer.gateways, ("train",)),
     Check("clocks", network.clock, RUNS_JOBS, ("train",)),
     Check("trainer", trainer.checkout, ("train",)),

@@ -20,6 +20,7 @@ Exit status: 0 every sample has a reward, 1 one has none or the run is refused, 
 import hashlib
 import statistics
 
+import doctor
 import eval_bounds
 import eval_files
 import eval_metrics
@@ -48,6 +49,7 @@ def main():
     settings, _ = variables.from_command_line(__doc__, *NAMES)
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; name the endpoint: make eval MODEL_URL=http://... MODEL=...")
+    doctor.at_start("eval", settings)
     task_rows = rows.read_rows(settings.rows_path(), settings.LIMIT)
     sampling, extra = sampling_of(settings)
     gateway = gateway_facts(settings)

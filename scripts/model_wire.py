@@ -140,7 +140,8 @@ class Endpoint:
     def ask(self, body):
         """Send a Responses call once over the wire: the raw answer, a dict. Raises ModelError."""
         try:
-            sent = self.wire.request(body | self.sampling) | self.extra | {"model": self.model}
+            # Some servers stream their answer unless they are told otherwise.
+            sent = self.wire.request(body | self.sampling) | self.extra | {"model": self.model, "stream": False}
         except ValueError as error:
             said = " ".join(str(error).split())[:EXCERPT]
             raise ModelError(400, f"the call does not fit the chat wire: {said}") from None

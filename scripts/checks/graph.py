@@ -12,6 +12,8 @@ from checks.machine import run_folder
 from terminal import Failure
 
 COMMIT_VARIABLE = "NEMO_GYM_COMMIT="
+# Stages that start none themselves.
+NEED_A_GRAPH = ("verify", "train", "accept", "audit", "eval")
 
 
 def engine(case):
@@ -72,7 +74,7 @@ def _silent(case):
         return warn(
             f"servers run and the Gateway at {url} {case.gateway.told()}", "wait, if they start; else make gym-up"
         )
-    if case.stage in ("verify", "train", "accept") or not case.gym_is_here:
+    if case.stage in NEED_A_GRAPH or not case.gym_is_here:
         return fail(f"the Gateway at {url} {case.gateway.told()}", "make gym-up on the Gym's machine, or set GYM_HOST")
     return ok("not running; make gym-up starts it")
 

@@ -110,6 +110,8 @@ def endpoint(case):
     """The endpoint that plays the policy answers as an OpenAI-compatible one does, and has the model."""
     s = case.settings
     if not s.MODEL_URL:
+        if case.stage == "eval":
+            return fail("MODEL_URL is empty", "name the endpoint: make eval MODEL_URL=http://... MODEL=...")
         if s.REHEARSAL_POLICY == "endpoint":
             return fail("REHEARSAL_POLICY=endpoint, and MODEL_URL is empty", "set MODEL_URL to the model's endpoint")
         return ok("no MODEL_URL: no endpoint plays the policy")

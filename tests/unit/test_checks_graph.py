@@ -54,7 +54,7 @@ def test_a_graph_of_this_clone_is_ok(gateway):
 def test_no_graph_is_fine_until_a_stage_needs_one(tmp_path):
     base = free_base()
     assert "not running" in found(graph.graph, case_of(tmp_path, GYM_BASE_PORT=base), "ok").what
-    for stage in ("verify", "train", "accept"):
+    for stage in ("verify", "train", "accept", "audit", "eval"):
         finding = found(graph.graph, case_of(tmp_path, stage, GYM_BASE_PORT=base), "fail")
         assert "Connection refused" in finding.what and "make gym-up" in finding.cure
 

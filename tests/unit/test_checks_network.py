@@ -193,6 +193,7 @@ def test_e15_an_endpoint_that_would_fail_is_named(tmp_path, page, verdict, said,
 
 def test_e15_an_endpoint_that_is_not_there_or_not_set_is_named(tmp_path):
     assert "MODEL_URL is empty" in found(network.endpoint, endpoint(tmp_path, ""), "fail").what
+    assert "make eval MODEL_URL=" in found(network.endpoint, case_of(tmp_path, "eval"), "fail").cure
     with Pages({}) as gone:
         pass
     assert "Connection refused" in found(network.endpoint, endpoint(tmp_path, gone.url), "fail").what

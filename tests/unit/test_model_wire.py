@@ -51,6 +51,7 @@ def test_both_wires_give_the_same_call_and_its_usage(scripted, wire, suffix):
     assert answer["usage"] == {"input_tokens": 100, "output_tokens": 10} and answer["model"] == REPORTED
     [(path, headers, sent)] = scripted.requests
     assert path.startswith("/v1/") and headers["Authorization"] == f"Bearer {KEY}" and sent["model"] == "m"
+    assert sent["stream"] is False, "some servers stream unless they are told otherwise"
 
 
 def test_a_history_becomes_chat_messages_with_thoughts_beside_the_content(scripted):
