@@ -10,7 +10,7 @@ import re
 
 from fault_matrix import FAULTS
 from settings import ROOT
-from terminal import Failure
+from terminal import Failure, printable
 
 README = ROOT / "README.md"
 START = "<!-- faults: written by `scripts/faults.py --readme` -->\n"
@@ -38,11 +38,12 @@ def seen(line):
     failing = [label for label in line["ended"] if label in line["words"]]
     if not failing:
         return "nothing: exit 0, rewards written"
-    text = line["words"][failing[0]].splitlines()[0]
+    text = printable(line["words"][failing[0]].splitlines()[0])
     text = re.sub(r"^session client: (trial relax-… ended )?", "", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:…", text)
     text = re.sub(r"/trial-[\d-]+/", "/…/", text)
     text = re.sub(r"relax-[0-9a-f]{64}", "relax-…", text)
+    text = re.sub(r"/cleanup/[0-9a-f]{32}", "/cleanup/…", text)
     status = next((code for code in line["exits"] if code not in ("0", "-9")), "1")
     return f"exit {status}: `{text[:WORDS]}`".replace("|", "\\|")
 

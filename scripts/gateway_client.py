@@ -66,6 +66,7 @@ class Gateway:
         """Send one request once. Returns the parsed answer, {} for 204. Raises Unavailable or Refused."""
         connection = self._connection(timeout or self.settings.NEMO_GYM_REQUEST_TIMEOUT_S)
         try:
+            connection.connect()
             # A Gateway that refuses a large body may close before all of it is sent; its answer says why.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, quote(self.url.path, safe="/%:@") + path, body, self.headers)

@@ -27,6 +27,7 @@ import sys
 
 import settings as variables
 from gateway_client import ClientError, Gateway, GaveUp, Trial, refuse_constant
+from terminal import printable
 
 PROTOCOL = "relax-nemo-gym/v1"
 REWARDED = ("completed", "truncated")
@@ -187,7 +188,7 @@ def complain(message, *secrets):
     """One line on stderr, without any of `secrets`."""
     for secret in filter(None, secrets):
         message = message.replace(secret, "***")
-    print("session client: " + " ".join(message.split())[:1000], file=sys.stderr, flush=True)
+    print("session client: " + printable(" ".join(message.split())[:1000]), file=sys.stderr, flush=True)
 
 
 def main():

@@ -2,7 +2,8 @@
 
 Guarantees: results go to stdout, progress and errors to stderr; progress that is redrawn
 appears only on a terminal, so that a log file holds one line a stage; `run` turns a Failure
-into one line and exit status 1, never a traceback. It formats; it decides nothing.
+into one line and exit status 1, never a traceback; words of others (an endpoint's answer, an
+engine's error) move no cursor and colour nothing. It formats; it decides nothing.
 """
 
 import errno
@@ -20,9 +21,16 @@ UNWRITABLE = {
     errno.EACCES: "permission denied; choose another RUN_DIR or DATA_ROOT, or change its owner",
 }
 
+CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+
 
 class Failure(Exception):
     """What is wrong, where, and the command that fixes it: one line for the user."""
+
+
+def printable(text):
+    """Text whose control characters, line ends and tabs apart, are replaced."""
+    return str(text).translate(CONTROLS)
 
 
 def run(main):
@@ -35,7 +43,7 @@ def run(main):
         sys.exit(main() or 0)
     except Failure as failure:
         clear_line()
-        print(f"error: {failure}", file=sys.stderr)
+        print(f"error: {printable(failure)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         clear_line()
@@ -55,13 +63,13 @@ def run(main):
 def say(line):
     """Print a result line to stdout."""
     clear_line()
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def redraw(line):
     """Replace the current line on a terminal; nothing elsewhere."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{printable(line)}", end="", file=sys.stderr, flush=True)
 
 
 def clear_line():

@@ -16,6 +16,7 @@ import orjson
 
 from gateway.protocol import ROLLOUT_KEY
 from gateway.trial import Fault, Outcome, Status, failed
+from terminal import printable
 
 WATCH_EVERY_S = 0.5
 WATCH_TIMEOUT_S = 1.5
@@ -100,7 +101,7 @@ class Pair:
         except aiohttp.ClientError as error:
             return failed("agent_error", "agent_lost", f"POST {url}: {type(error).__name__}")
         if status != 200:
-            shown = text[:EXCERPT].decode(errors="replace")
+            shown = printable(text[:EXCERPT].decode(errors="replace"))
             return failed("agent_error", "run_failed", f"POST {url} answered {status}: {shown}")
         return graded(orjson.loads(text), url)
 

@@ -15,6 +15,7 @@ import orjson
 from pydantic import ValidationError
 
 from gateway.protocol import ROLLOUT_KEY
+from terminal import printable
 
 RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30
@@ -127,7 +128,7 @@ class ModelCalls:
 
 def _excerpt(endpoint, text):
     # Redacted before it is cut: a cut secret would no longer be recognised.
-    shown = " ".join(endpoint.redact(text.decode(errors="replace")).split())[:EXCERPT]
+    shown = printable(" ".join(endpoint.redact(text.decode(errors="replace")).split())[:EXCERPT])
     return f": {shown}" if shown else ""
 
 

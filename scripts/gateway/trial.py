@@ -91,6 +91,10 @@ class Trial:
         if not self.settled:
             self._lease_ends = now + self._lease_s
 
+    def excuse(self, seconds):
+        """Extend the lease by a time in which no renewal could be heard."""
+        self._lease_ends += seconds
+
     def due(self, now):
         """The outcome that time alone gives the trial by `now`, or None."""
         if now < min(self.deadline, self._lease_ends):

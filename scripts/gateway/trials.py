@@ -371,8 +371,12 @@ class Trials:
         """Ends what is due, drops what is old, saves what could not be saved."""
         next_purge = 0
         while True:
-            now = self._last_tick = self.clock()
+            now, last = self.clock(), self._last_tick
+            self._last_tick = now
             for live in list(self.live.values()):
+                # While this process was stopped (a machine paused, say) its clients renewed in vain.
+                if now - last > TICK_LATE_S:
+                    live.trial.excuse(now - last)
                 if outcome := live.trial.due(now):
                     live.settle(outcome)
             if now >= next_purge:

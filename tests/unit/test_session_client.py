@@ -1,6 +1,7 @@
 """The agent command as the trainer starts it: a process with variables, against a scripted Gateway."""
 
 import hashlib
+import http.client
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import gateway_client
+import settings
 from scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
 
 CLIENT = Path(__file__).resolve().parents[2] / "scripts" / "session_client.py"
@@ -200,7 +203,7 @@ def test_rides_out_a_gateway_restart(sample):
         gateway.wait_for("get", 2)
         gateway.go()
         time.sleep(2)
-        assert sample.process.poll() is None
+        assert sample.process.poll() is None, sample.end()
         gateway.come()
         assert sample.end()[0] == 0
     assert len(gateway.seen("create")) == 1
@@ -318,3 +321,15 @@ def test_variables_of_others_do_not_disturb_it(sample):
 def test_help():
     told = subprocess.run([sys.executable, str(CLIENT), "--help"], capture_output=True, text=True, timeout=20)
     assert told.returncode == 0 and "RELAX_INPUT_JSON" in told.stdout
+
+
+def test_a_connection_that_is_reset_before_it_stands_is_tried_again(monkeypatch):
+    """A Gateway that ends resets those whom it has not yet accepted."""
+
+    def reset(*_):
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", reset)
+    gateway = gateway_client.Gateway(settings.load({"NEMO_GYM_URL": "http://127.0.0.1:9"}))
+    with pytest.raises(gateway_client.Unavailable, match="reset by peer"):
+        gateway.exchange("GET", "/readyz")

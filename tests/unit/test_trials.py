@@ -860,3 +860,20 @@ def test_a_jump_of_the_wall_clock_drops_no_result_and_ends_no_trial(bench, monke
         assert (await made.trials.show("relax-2"))["status"] == "aborted"
 
     bench(work)
+
+
+def test_a_gateway_that_was_stopped_blames_no_client_for_it_but_deadlines_hold(bench):
+    async def work(made):
+        clock = made.trials.clock
+        await made.create(1, hang, lease_s=60, deadline_s=600)
+        await made.create(2, hang, lease_s=60, deadline_s=100)
+        await made.until(1, "running")
+        made.trials.clock = lambda: clock() + 300
+        assert ending(await made.until(2)) == ("truncated", None, "deadline_exceeded")
+        assert (await made.trials.show("relax-1"))["status"] == "running"
+        made.trials.clock = lambda: clock() + 300 + module.TICK_LATE_S - 1
+        await asyncio.sleep(3 * module.TICK_S)
+        assert (await made.trials.show("relax-1"))["status"] == "running"
+        await made.trials.abort("relax-1")
+
+    bench(work)
