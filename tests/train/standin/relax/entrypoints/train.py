@@ -1,8 +1,8 @@
 """Stands in for the trainer's driver in tests: holds what it is given against the contract, then rolls out.
 
-Rollouts are real: an actor that holds the 8 GPUs serves the model API at the head's address, starts the
-agent command once a sample as the trainer does, and writes the trainer's dump with the
-trainer's fields alone. The policy is the rows' ground truth. Nothing is trained, so no step is logged.
+Rollouts are real: while one actor holds the 8 GPUs, wherever they are, another on the head serves the
+model API there, starts the agent command once a sample as the trainer does, and writes the trainer's dump
+with the trainer's fields alone. The policy is the rows' ground truth. Nothing is trained, so no step is logged.
 """
 
 import json
@@ -23,8 +23,15 @@ def refuse(faults):
     sys.exit(64)
 
 
+class Weights:
+    """Takes the place of what holds the GPUs."""
+
+    def placed(self):
+        return True
+
+
 class Rollouts:
-    """What the trainer's rollout side does, in an actor that holds all GPUs."""
+    """What the trainer's rollout side does, in an actor on the head."""
 
     def __init__(self, arguments, host):
         sys.path.insert(0, str(Path(arguments["agent-cwd"][0]) / "scripts"))
@@ -75,7 +82,9 @@ def main():
     number = {flag: int(arguments[flag][0]) for flag in ("num-rollout", "rollout-batch-size")}
     lines = Path(arguments["prompt-data"][0]).read_text().splitlines()
     prompts = [json.loads(line) for line in lines]
-    actor = ray.remote(num_gpus=8, num_cpus=1)(Rollouts).remote(arguments, host)
+    weights = ray.remote(num_gpus=8, num_cpus=0)(Weights).remote()
+    ray.get(weights.placed.remote())
+    actor = ray.remote(num_cpus=1, resources={f"node:{host}": 0.001})(Rollouts).remote(arguments, host)
     for rollout in range(number["num-rollout"]):
         size = number["rollout-batch-size"]
         batch = [prompts[(rollout * size + place) % len(prompts)] for place in range(size)]
