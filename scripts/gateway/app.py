@@ -2,8 +2,8 @@
 
 It is the model server (`policy_model`) that the simple agent calls. NeMo Gym starts it in its
 folder with the graph's configuration in NEMO_GYM_CONFIG_DICT; its variables come from the
-supervisor's environment. It listens on loopback for both applications, and on GYM_BIND_HOST for
-the trial protocol alone. It joins no Ray.
+supervisor's environment. It listens on loopback for callbacks and the trial protocol, and on
+GYM_BIND_HOST for the trial protocol alone. It joins no Ray.
 """
 
 import asyncio
@@ -12,14 +12,12 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
-import uvicorn
 import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
@@ -27,14 +25,12 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 import settings as variables
 from apply_patches import fingerprint, installed_tree
 from gateway import surface
-from gateway.connections import Connection, refuse_two_lengths
+from gateway.connections import serve
 from gateway.environment import Environment, Pair
 from gateway.model_calls import ModelCalls
 from gateway.protocol import PROTOCOL, VERSION, Registry
 from gateway.store import Store, Unreadable
 from gateway.trials import Trials
-
-BACKLOG = 2048
 
 
 class Gateway:
@@ -45,12 +41,11 @@ class Gateway:
         self.settings, self.pairs = settings, pairs
         self.epoch = secrets.token_hex(8)
         self.fingerprint = fingerprint(installed_tree())
-        self.server = None
 
     async def run(self):
         await self.startup()
         try:
-            await self.server.serve(sockets=self.sockets())
+            await self.serve()
         finally:
             await self.shutdown()
 
@@ -68,59 +63,35 @@ class Gateway:
         self.environment = Environment([Pair(self.http, *urls, timeout_s, on_lost) for urls in self.pairs])
         await self.trials.start(self.environment)
         self.watch = asyncio.create_task(self.environment.watch())
-        self.server = uvicorn.Server(self.uvicorn_config(self.application()))
-        self.stop_trials_first()
         # What is there now stays; a collection need not look at it again.
         gc.freeze()
 
-    def stop_trials_first(self):
-        """On a signal: end the trials while their servers still live, then the listener."""
-        loop = asyncio.get_running_loop()
+    async def serve(self):
+        """Answer until a signal; then end the trials while their servers still live, and the listeners after them."""
+        loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, signalled.set)
+        listeners = [
+            await serve(surface.callbacks(self.trials), ["127.0.0.1"], self.settings.port("callbacks")),
+            await serve(self.public(), self.hosts(), self.settings.port("gateway")),
+        ]
+        await signalled.wait()
+        await self.trials.stop()
+        await asyncio.gather(*(each.cleanup() for each in listeners))
 
-        async def stop():
-            await self.trials.stop()
-            self.server.should_exit = True
-
-        self.server.handle_exit = lambda number, frame: loop.create_task(stop())
-
-    def application(self):
-        """One ASGI application: by the port that was called, the callbacks or the public surface."""
+    def public(self):
         registry = Registry(
             self.settings.NEMO_GYM_CALLBACK_ALLOWED_NETWORKS,
             set(self.settings.servers().values()),
             NeMoGymResponseCreateParamsNonStreaming.model_validate,
             self.store.salt,
         )
-        public = surface.public(self.settings, self.trials, registry, self.health)
-        callbacks = surface.callbacks(self.trials)
-        callback_port = self.settings.port("callbacks")
+        return surface.public(self.settings, self.trials, registry, self.health)
 
-        async def application(scope, receive, send):
-            at_callbacks = scope["type"] == "http" and scope["server"][1] == callback_port
-            await (callbacks if at_callbacks else public)(scope, receive, send)
-
-        return refuse_two_lengths(application, surface.refusal)
-
-    def uvicorn_config(self, application):
-        return uvicorn.Config(
-            application,
-            http=Connection,
-            access_log=False,
-            log_level="warning",
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=1,
-            backlog=BACKLOG,
-        )
-
-    def sockets(self):
-        """Loopback for callbacks and protocol; the bind host for the protocol unless loopback covers it."""
-        public, bind_host = self.settings.port("gateway"), self.settings.GYM_BIND_HOST
-        wanted = [("127.0.0.1", self.settings.port("callbacks"))]
-        covers_loopback = bind_host in ("0.0.0.0", "::", "127.0.0.1")
-        wanted += [(bind_host, public)] + ([] if covers_loopback else [("127.0.0.1", public)])
-        return [listen(host, port) for host, port in wanted]
+    def hosts(self):
+        """Where the trial protocol is spoken: the bind host, and loopback unless that covers it."""
+        bind_host = self.settings.GYM_BIND_HOST
+        return [bind_host] if bind_host in ("0.0.0.0", "::", "127.0.0.1") else [bind_host, "127.0.0.1"]
 
     def health(self):
         trials, environment = self.trials, self.environment
@@ -145,15 +116,6 @@ class Gateway:
         self.watch.cancel()
         await self.http.close()
         self.store.close()
-
-
-def listen(host, port):
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind((host, port))
-    made.listen(BACKLOG)
-    return made
 
 
 def graph_urls(config):

@@ -1,54 +1,91 @@
-"""What a connection must do before a request is one: finish its head in time, and tell its length in one way.
+"""HTTP/1 on the Gateway's sockets: what a connection must do before a request is one, and how connections end.
 
-Guarantees: a client that sends the head of a request slower than HEAD_TIMEOUT_S is cut off, so that
-slow clients cannot pile up; a request with both Content-Length and Transfer-Encoding is refused,
-since a proxy may have believed the other one. Bodies have bounds of their own (surface.py).
+Guarantees: a client has HEAD_TIMEOUT_S for the head of each request, waiting included, so that idle
+and slow ones cannot pile up; heads are bounded; one that can be read in two ways is refused in the
+one error shape and nothing after it is read, since a proxy may have believed the other way; no log
+holds a word of it. A request goes on when its client leaves: what it began has an end of its own.
+Bodies have bounds of their own (surface.py); what is left of one that was refused is read for a
+while: a client that is still sending would see a broken connection, not its answer.
 """
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import socket
+
+import orjson
+from aiohttp import web
 
 from gateway.protocol import ApiError
 
-HEAD_TIMEOUT_S = 20
+HEAD_TIMEOUT_S = 30
+DRAIN_S = 2
+# A trial's id has at most 200 characters; each header has aiohttp's 8,190 bytes.
+LINE_BYTES, HEADERS = 16 << 10, 64
+BACKLOG = 2048
+# Whoever is still owed an answer when the server ends gets it within this time.
+END_TIMEOUT_S = 1
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection with a time limit on the head of each request."""
-
-    _head_due = None
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        self._expect_head()
-
-    def data_received(self, data):
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._forget_head()
-        elif self._head_due is None:
-            self._expect_head()
-
-    def connection_lost(self, exc):
-        self._forget_head()
-        super().connection_lost(exc)
-
-    def _expect_head(self):
-        self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
-
-    def _forget_head(self):
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
+def json_answer(content, status=200, headers=None):
+    return web.Response(body=orjson.dumps(content), status=status, headers=headers, content_type="application/json")
 
 
-def refuse_two_lengths(app, answer):
-    """ASGI middleware; `answer(ApiError)` makes the response of the error."""
+def refusal(error):
+    """The response of an ApiError."""
+    return json_answer(error.body(), error.status, error.headers)
 
-    async def guarded(scope, receive, send):
-        chosen = app
-        if scope["type"] == "http" and {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
-            message = "Content-Length and Transfer-Encoding exclude one another"
-            chosen = answer(ApiError(400, "ambiguous_length", message, headers={"Connection": "close"}))
-        await chosen(scope, receive, send)
 
-    return guarded
+class Connection(web.RequestHandler):
+    """aiohttp's connection, with our answer to what is no request."""
+
+    def handle_error(self, request, status=500, exc=None, message=None):
+        reason = (message or "").partition(":\n")[0]  # what follows are the client's bytes
+        if "Content-Length" in reason and "Transfer-Encoding" in reason:
+            error = ApiError(400, "ambiguous_length", "Content-Length and Transfer-Encoding exclude one another")
+        else:
+            error = ApiError(400, "malformed_request", "this is no HTTP request, or its head is too large")
+        answer = refusal(error)
+        answer.force_close()
+        return answer
+
+
+class Request(web.BaseRequest):
+    async def _prepare_hook(self, response):
+        del response.headers["Server"]  # which versions run here is nobody's business
+
+
+class Connections(web.Server):
+    """The connections to one application, which answers a Request with a response and raises nothing."""
+
+    def __init__(self, application):
+        super().__init__(application, request_factory=self._request)
+
+    def _request(self, *parts):
+        return Request(*parts, self._loop)
+
+    def __call__(self):
+        return Connection(
+            self,
+            loop=self._loop,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=HEAD_TIMEOUT_S,
+            lingering_time=DRAIN_S,
+            max_line_size=LINE_BYTES,
+            max_headers=HEADERS,
+        )
+
+
+async def serve(application, hosts, port):
+    """Serve an application at addresses of this machine; returns its runner, whose `cleanup` ends that."""
+    runner = web.ServerRunner(Connections(application), shutdown_timeout=END_TIMEOUT_S)
+    await runner.setup()
+    for host in hosts:
+        await web.SockSite(runner, bound(host, port), backlog=BACKLOG).start()
+    return runner
+
+
+def bound(host, port):
+    """A socket at the address; unlike one of asyncio's, `::` takes IPv4 too."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((host, port))
+    return made

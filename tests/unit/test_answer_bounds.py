@@ -1,4 +1,4 @@
-"""Bounds on what is taken: items of an answer, token counts, depth; a body's size; one start at a time."""
+"""Bounds on what is taken: items of an answer, token counts, depth; one start at a time."""
 
 import asyncio
 import threading
@@ -8,8 +8,6 @@ import pytest
 
 import gym_up
 from gateway.model_calls import ITEMS_PER_CALL, MAX_TOKENS, EndpointFault, ModelCalls, TooManyCalls, complete
-from gateway.protocol import ApiError
-from gateway.surface import read_body
 
 SETTINGS = SimpleNamespace(GATEWAY_MAX_CALLS_PER_ANSWER=2)
 
@@ -47,21 +45,6 @@ def test_an_answer_too_deep_to_be_written_again_is_the_endpoints_fault():
 @pytest.mark.parametrize(("count", "taken"), [(5, 5), (MAX_TOKENS, MAX_TOKENS), (2**63, 0), (True, 0), (-1, 0)])
 def test_token_counts_are_numbers_that_can_be_stored(count, taken):
     assert complete({"output": [], "usage": {"input_tokens": count}})["usage"]["input_tokens"] == taken
-
-
-@pytest.mark.parametrize("declared", [{}, {"content-length": "100"}])
-def test_the_rest_of_a_body_too_large_is_read_before_it_is_refused(declared):
-    sent = []
-
-    async def stream():
-        for _ in range(10):
-            sent.append(10)
-            yield b"x" * 10
-
-    request = SimpleNamespace(headers=declared, stream=stream)
-    with pytest.raises(ApiError) as refusal:
-        asyncio.run(read_body(request, 25))
-    assert (refusal.value.status, sum(sent)) == (413, 100)
 
 
 def test_a_second_start_waits_for_the_first(tmp_path):

@@ -1,6 +1,5 @@
 """What the Gateway's page reads: bounded memory, and nothing beyond /readyz and /metrics without the token."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 from gateway import page, recent, surface
 from gateway.metrics import Metrics
 from gateway.trial import Fault, Outcome, Status, failed
+from served import served
 
 TOKEN = "token-that-nobody-may-see"
 CAUSE = "words of an endpoint"
@@ -40,13 +40,10 @@ def ask(token, path="/status.json", method="GET", given=None):
     trials.metrics.ended(failed("agent_error", "run_failed", CAUSE), 1.5, "secret category")
     trials.metrics.ended(passed(), 0.5, "secret category")
     settings = SimpleNamespace(WORKPLACE_ASSISTANT_MAX_CONCURRENCY=8, GATEWAY_QUEUE_LIMIT=9)
-    app = surface.application(*page.routes(settings, token, trials, lambda: STATE))
-
-    async def send():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-            return await client.request(method, path, headers={"Authorization": given} if given else {})
-
-    return asyncio.run(send())
+    routes = page.routes(settings, surface.bearer_of(token), trials, lambda: STATE)
+    with served(surface.Application(*routes)) as port:
+        headers = {"Authorization": given} if given else {}
+        return httpx.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, trust_env=False)
 
 
 def test_it_counts_what_runs_waits_and_ended():
@@ -62,9 +59,11 @@ def test_it_counts_what_runs_waits_and_ended():
     assert found["failures"][0]["cause"] == CAUSE
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer ", TOKEN, "é"])
+@pytest.mark.parametrize(
+    "given", [None, "Bearer wrong", f"Bearer {TOKEN}x", f"bearer {TOKEN}", "Bearer", TOKEN, "é", b"\xff"]
+)
 def test_without_the_token_there_are_no_words_of_clients_and_endpoints(given):
-    answer = ask(TOKEN, given=given and given.encode())
+    answer = ask(TOKEN, given=given.encode() if isinstance(given, str) else given)
     assert answer.status_code == 200 and answer.json()["details"] is False and answer.json()["categories"] is None
     assert [set(each) for each in answer.json()["failures"]] == [{"age_s", "status", "code"}]
     assert not any(word in answer.text for word in (CAUSE, "secret", "run_failed", TOKEN))

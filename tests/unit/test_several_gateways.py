@@ -4,14 +4,15 @@ import shutil
 import subprocess
 from types import SimpleNamespace
 
+import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 import session_client
 import settings as variables
 from gateway import surface
 from gateway_client import ClientError, read_token
 from scripted_gateway import ScriptedGateway
+from served import served
 from test_session_client import SESSION_ID, TOKEN, Sample, sample  # noqa: F401 - a fixture
 
 URLS = [f"http://10.0.0.{host}:29000" for host in range(4)]
@@ -68,7 +69,8 @@ def test_the_gateway_asks_for_the_token_in_the_file(tmp_path):
     async def show(request_id, wait_s):
         return {"request_id": request_id}
 
-    with TestClient(surface.public(settings, SimpleNamespace(show=show), None, None)) as client:
+    with served(surface.public(settings, SimpleNamespace(show=show), None, None)) as port:
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
         assert client.get("/v1/trials/one").status_code == 401
         assert client.get("/v1/trials/one", headers={"Authorization": "Bearer another"}).status_code == 401
         answer = client.get("/v1/trials/one", headers={"Authorization": f"Bearer {TOKEN}"})
