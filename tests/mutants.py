@@ -258,7 +258,7 @@ def checked(mutant, folder):
     """Run the check of a mutant: (whether it noticed each thing it had to, the lines that say so)."""
     environment = os.environ | SIZES | {"DATA_ROOT": str(folder / "results"), "FAULT_TRIALS": "16"}
     if mutant.tests:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests.split(maxsplit=2)]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", *mutant.tests.split(maxsplit=2)]
         ran = subprocess.run(command, cwd=folder / "tests", env=environment, capture_output=True, text=True)
         lines = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         return ran.returncode == 1, lines
