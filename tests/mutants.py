@@ -68,6 +68,8 @@ MUTANTS = [
     # Defences that a unit test sees go.
     unit("clock", TRIALS, "return self._epoch + self.clock()", "return time.time()", "test_trials.py -k jump"),
     unit("twin", TRIALS, "await live.stored.wait()", "pass", "test_trials.py -k twin"),
+    unit("stall", TRIALS, "if now - last > TICK_LATE_S:", "if False:", "test_trials.py -k was_stopped"),
+    unit("controls", "scripts/terminal.py", "str(text).translate(CONTROLS)", "str(text)", "test_terminal.py"),
     unit("store-mode", STORE, "os.chmod(name, 0o600)", "pass", "test_store.py -k open_to_others"),
     unit(
         "store-other",
