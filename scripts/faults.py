@@ -23,6 +23,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
+
 import fault_table
 import observed_server
 import rows
@@ -70,9 +72,15 @@ class Bench:
         seeds = lambda: observed_server.seeds(self.observed)  # noqa: E731
         try:
             return suffer(fault, self.graph, self.policy, self.folder / "load", self.rows, trials, self.observed, seeds)
-        except AssertionError as error:
+        except (AssertionError, httpx.TransportError) as error:  # a Gateway that stays away answers no question
             known = {"name": fault.name, "what": fault.what, "trials": trials, "held": False}
-            return known | {"ended": {}, "exits": {}, "words": {}, "back_s": 0, "broken": [str(error)]}
+            return known | {
+                "ended": {},
+                "exits": {},
+                "words": {},
+                "back_s": 0,
+                "broken": [f"{type(error).__name__}: {error}"],
+            }
 
     def keep_logs(self, target):
         shutil.rmtree(target, ignore_errors=True)
