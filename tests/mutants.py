@@ -143,14 +143,14 @@ MUTANTS = [
         "status, text, retry_after = await self._send(endpoint, request)",
         "try:\n                status, text, retry_after = await self._send(endpoint, request)\n"
         "            except EndpointFault:\n                continue",
-        "kill-policy,policy-cut",
+        "policy-cut",
     ),
     matrix(
         "reward-0",
         TRIALS,
         'live.settle(failed("agent_error", f"endpoint_{fault.kind}", request.endpoint.redact(str(fault))))',
         "live.settle(Outcome(Status.COMPLETED, 0.0, dict(_NO_ITEMS)))",
-        "policy-500,policy-garbage,policy-schema,policy-error,policy-large",
+        "kill-policy,policy-500,policy-garbage,policy-schema,policy-error,policy-large",
     ),
     matrix(
         "unsaved",
