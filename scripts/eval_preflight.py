@@ -103,9 +103,10 @@ def look(endpoint, task_rows, tries, seconds):
 def _hint(endpoint, fault):
     wires = {"/v1/responses": "chat", "/v1/chat/completions": "responses"}
     if fault.status in (404, 405, 501):
-        listed = ", ".join(endpoint.models()[:5])
-        known = f"; it lists {listed} (MODEL={endpoint.model})" if listed else ""
-        return f"; is it the right wire? The other one is WIRE={wires[endpoint.wire.path]}{known}"
+        wire, listed = f"is it the right wire? The other one is WIRE={wires[endpoint.wire.path]}", endpoint.models()
+        if not listed or endpoint.model in listed:
+            return f"; {wire}"
+        return f"; it lists {', '.join(listed[:5])}, not MODEL={endpoint.model}; if that is a name of it, {wire}"
     if fault.status in (401, 403):
         return "; MODEL_API_KEY is missing or not the right one"
     return "" if fault.status < 500 else "; is the endpoint up, and MODEL_URL right?"

@@ -411,7 +411,11 @@ def test_a_share_may_be_accepted_and_the_check_left_out(bench):
 
 @pytest.mark.parametrize(
     ("status", "wire", "words"),
-    [(404, "responses", ["WIRE=chat", REPORTED]), (401, "chat", ["MODEL_API_KEY"]), (400, "chat", ["as scripted"])],
+    [
+        (404, "responses", ["WIRE=chat", f"it lists {REPORTED}, not MODEL=m"]),
+        (401, "chat", ["MODEL_API_KEY"]),
+        (400, "chat", ["as scripted"]),
+    ],
 )
 def test_an_endpoint_that_takes_no_call_is_named_with_what_may_be_wrong(bench, status, wire, words):
     told, *_ = bench.evaluate(lambda asked: Reply(status=status), WIRE=wire)
