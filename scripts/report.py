@@ -96,9 +96,20 @@ def about(source):
     return [str(each) for each in (*found, repeats and f"{repeats} repeats") if each]
 
 
+def missing_of(source):
+    """How many of an evaluation's samples are neither rewarded nor failed yet; 0 for a dump, which tells no number."""
+    count, repeats = (source.facts.get("rows") or {}).get("count"), source.facts.get("repeats")
+    return 0 if count is None or repeats is None else count * repeats - len(source.samples)
+
+
 def warnings_of(source, reasons):
     """What a reader has to know before believing the differences."""
     found = []
+    if missing := missing_of(source):
+        whole = len(source.samples) + missing
+        found.append(
+            f"Not finished: {missing} of {whole} samples are missing; the same make eval does what is missing."
+        )
     here, there = fingerprint(installed_tree()), source.facts.get("environment") or {}
     other = [name for name in REPLAYED_BY if there and there.get(name) != here[name]]
     if other:
@@ -154,7 +165,10 @@ def main():
     run = write(path, source)
     rate = run["rate"]
     shown = "none" if rate["value"] is None else f"{rate['value']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]"
-    terminal.say(f"Report ready: {path.resolve()} run={source.name} samples={len(source.samples)} pass_rate={shown}")
+    missing = f" missing={missing_of(source)}" if missing_of(source) else ""
+    terminal.say(
+        f"Report ready: {path.resolve()} run={source.name} samples={len(source.samples)}{missing} pass_rate={shown}"
+    )
 
 
 if __name__ == "__main__":

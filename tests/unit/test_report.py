@@ -221,6 +221,26 @@ def test_a_reward_that_a_replay_does_not_give_is_called_so(tmp_path):
     assert any("1 recorded reward" in text for text in held(folder / "report.html")["run"]["warnings"])
 
 
+@pytest.mark.parametrize(("count", "missing"), [(2, 3), (1, 1)])
+def test_an_evaluation_that_is_not_finished_is_called_so(tmp_path, count, missing):
+    folder = report_runs.evaluation(tmp_path / "run", [report_runs.sample(0, 0, 1.0, report_runs.right())], [])
+    config = json.loads((folder / "config.json").read_text()) | {"rows": {"count": count}}
+    (folder / "config.json").write_text(json.dumps(config))
+    ended = run_report(tmp_path, RUN=folder)
+    assert f" samples=1 missing={missing} pass_rate=1.000 " in ended.stdout, ended.stderr
+    [warning] = held(folder / "report.html")["run"]["warnings"]
+    assert f"{missing} of {missing + 1} samples are missing" in warning
+
+
+def test_an_evaluation_that_is_finished_misses_nothing(tmp_path):
+    graded = [report_runs.sample(0, repeat, 1.0, report_runs.right()) for repeat in range(2)]
+    folder = report_runs.evaluation(tmp_path / "run", graded, [])
+    config = json.loads((folder / "config.json").read_text()) | {"rows": {"count": 1}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "missing" not in run_report(tmp_path, RUN=folder).stdout
+    assert held(folder / "report.html")["run"]["warnings"] == []
+
+
 # --- transcripts ---------------------------------------------------------------------------
 
 
