@@ -17,6 +17,11 @@ import terminal
 from terminal import Failure
 from train_checks import RELAX_FILES, commit
 
+CURES = {
+    "clone": "check RELAX_URL, the network and the proxy variables, or set RELAX_ROOT to a checkout",
+    "checkout": "set RELAX_REF to a branch, tag or commit of RELAX_URL",
+}
+
 
 def git(*words):
     """Run git to its end. Raises Failure with the last thing it said."""
@@ -26,7 +31,8 @@ def git(*words):
         raise Failure(f"git: {error.strerror}; install it") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        raise Failure(f"git {words[0] if words[0] != '-C' else words[2]}: {lines[-1][:300]}")
+        name = words[0] if words[0] != "-C" else words[2]
+        raise Failure(f"git {name}: {lines[-1][:300]}; {CURES[name]}")
 
 
 def clone(settings):

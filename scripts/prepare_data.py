@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import hub
+import row_facts
 import rows
 import settings
 import terminal
@@ -176,14 +177,12 @@ def summary(found):
     """A table of what the rows hold: categories, environments, tools, ground-truth calls, prompt size."""
     tools = {tool["name"] for row in found for tool in row[rows.WRAPPER].get("tools") or []}
     calls = [len(row["ground_truth"]) for row in found]
-    sizes = [len(json.dumps(row[rows.WRAPPER], ensure_ascii=False).encode()) for row in found]
     lines = [("rows", len(found))]
     lines += [(f"environment {name}", count) for name, count in counted(row["environment_name"] for row in found)]
     lines += [(f"category {name}", count) for name, count in counted(row["category"] for row in found)]
     lines += [("distinct tools", len(tools)), ("ground-truth calls (min/median/max)", spread(calls))]
     lines += [(f"rows with {number} calls", count) for number, count in counted(calls)]
-    lines += [("prompt and tools, bytes of JSON (min/median/max)", spread(sizes))]
-    lines += [("the same in tokens, estimated at 4 bytes each", spread([size // 4 for size in sizes]))]
+    lines += [("prompt tokens, estimated (min/median/max)", spread([row_facts.prompt_tokens(row) for row in found]))]
     return terminal.table(["what", "value"], lines)
 
 

@@ -65,7 +65,7 @@ def _cure(path):
     split = path.stem.removeprefix(FILE_PREFIX)
     if split in ("example", "train", "validation"):
         return f"make data SPLIT={split}"
-    return "`make data` writes the rows of a SPLIT"
+    return "mend NEMO_GYM_SOURCE_DATA, or leave it empty for the rows of SPLIT"
 
 
 def _read_line(line, place):

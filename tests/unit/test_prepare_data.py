@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import prepare_data
+import row_facts
 import rows
 from local_hub import SCRIPTS, Hub, only_error, run_stage
 from terminal import Failure
@@ -111,6 +112,8 @@ def test_example_rows_come_from_the_package_without_network(tmp_path):
         f"Workplace Assistant data ready: split=example rows=5 relax_rows=5 sha256={digest} path={raw}"
     )
     assert "distinct tools" in done.stdout and "27" in done.stdout
+    audited = [row_facts.prompt_tokens(row) for row in rows.read_rows(raw)]
+    assert f"{min(audited)} / {sorted(audited)[2]} / {max(audited)}" in done.stdout
 
 
 def test_a_split_is_downloaded_as_published_then_reused_without_network(place, hub):

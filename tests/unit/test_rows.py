@@ -281,7 +281,9 @@ def test_a_byte_order_mark_is_named(tmp_path):
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    with pytest.raises(Failure, match="No such file.*make data"):
+    with pytest.raises(Failure, match="No such file.*; mend NEMO_GYM_SOURCE_DATA"):
         rows.read_rows(tmp_path / "none.jsonl")
     with pytest.raises(Failure, match="Is a directory"):
         rows.read_rows(tmp_path)
+    with pytest.raises(Failure, match="No such file.*; make data SPLIT=train"):
+        rows.read_rows(tmp_path / "workplace_assistant_train.jsonl")
