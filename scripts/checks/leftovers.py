@@ -25,7 +25,7 @@ def processes(case):
     orphans = {}
     for process in local.processes():
         folder = own_folder(process) if process.state != "Z" else None
-        if folder and not Path(folder).is_dir():
+        if folder and not sees(process.pid, folder):
             orphans.setdefault(folder, []).append(process.pid)
     found = [
         warn(f"{len(pids)} processes of {folder}, which is gone", f"kill {' '.join(map(str, pids))}")
@@ -35,6 +35,14 @@ def processes(case):
     if servers and not any("supervise.py" in each.command for each in servers):
         found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
     return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
+
+
+def sees(pid, folder, proc=Path("/proc")):
+    """Whether the folder is there for the process: in a container it has a file tree of its own."""
+    try:
+        return (proc / str(pid) / "root" / folder.lstrip("/")).is_dir()
+    except PermissionError:
+        return True
 
 
 def records(case):

@@ -200,6 +200,12 @@ def test_processes_of_a_folder_that_is_gone_are_named(tmp_path, sleeper):
     assert mine[0].verdict == "warn" and mine[0].cure == f"kill {process.pid}"
 
 
+def test_a_containers_processes_are_asked_for_the_folder_in_their_own_tree(tmp_path):
+    (tmp_path / "4711" / "root" / "state").mkdir(parents=True)
+    assert leftovers.sees(4711, "/state", tmp_path) and not leftovers.sees(4711, "/gone", tmp_path)
+    assert leftovers.sees(os.getpid(), str(tmp_path)) and not leftovers.sees(os.getpid(), f"{tmp_path}/gone")
+
+
 def test_servers_without_their_supervisor_are_named(tmp_path, sleeper):
     case = case_of(tmp_path)
     case.settings.RUN_DIR.mkdir()
