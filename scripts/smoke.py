@@ -2,7 +2,7 @@
 """Run the whole chain, stage by stage, and say what it proved: `make smoke`.
 
 Needs git, make and Python; no GPU, cluster or container engine. On two cores the first run
-takes under four minutes with set-up, a repeat under one. Each stage is the stage's own
+takes about two minutes with set-up, a repeat ten seconds. Each stage is the stage's own
 script; the first that fails ends the run. Guarantees: the verdict calls each layer by name
 and claims nothing that did not run here; the policy model and the trainer's loop are
 stand-ins, and it says so. The graph and the rehearsal's Ray stay up for the next run, which
