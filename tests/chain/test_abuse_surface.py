@@ -78,6 +78,13 @@ def test_whatever_the_openapi_document_allows_is_answered_in_order(graph, label)
     assert answered
 
 
+@pytest.mark.parametrize("wait_s", ["", "x", "nan", "inf", "-1", "61", "1e999", "0x1", "1 2", "\u0661\u0662\u0663"])
+def test_an_odd_wait_is_refused_by_name(graph, wait_s):
+    answer = graph.http.get("/v1/trials/x", params={"wait_s": wait_s})
+    assert_error(answer, 422, "invalid_payload")
+    assert answer.json()["error"]["field"] == "wait_s"
+
+
 def test_the_openapi_document_names_every_route(graph):
     from gateway import surface
 
