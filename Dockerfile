@@ -28,8 +28,9 @@ ARG UV_INDEX_URL
 ARG UV_EXTRA_INDEX_URL
 # One environment for all servers, with the base's own Python. The lock is exported, not synced:
 # `uv sync` takes each file from where the lock's author got it, whatever the index here. Left out is
-# what no server imports (and is large). Importing the servers and
-# Ray's own leaves the byte code of what they use, which a read-only root could not keep.
+# what no server uses (and is large): packages, Ray's Java, a program of wandb's, the tests of pandas.
+# Importing the servers and what Ray's processes load leaves the byte code of it, which a read-only root
+# could not keep.
 # hadolint shell=/bin/bash
 RUN unset PYTHONPATH PYTHONDONTWRITEBYTECODE \
     && python3 -c 'import sys; sys.version_info >= (3, 12) or sys.exit("the base image has no Python 3.12")' \
@@ -41,9 +42,10 @@ RUN unset PYTHONPATH PYTHONDONTWRITEBYTECODE \
         --no-emit-package={scipy,scikit-learn,matplotlib,fonttools,kiwisolver,pillow} \
     && uv --directory /tmp pip install --quiet --no-deps --require-hashes --requirement lock.txt \
     && uv --directory /tmp pip install --quiet --no-deps --editable /opt/nemo-gym \
-    && rm -rf .git /tmp/uv /tmp/lock.txt \
+    && rm -rf .git /tmp/uv /tmp/lock.txt .venv/lib/python*/site-packages/{ray/jars,wandb/bin,pandas/tests} \
     && .venv/bin/python -c 'import nemo_gym.cli.env, resources_servers.workplace_assistant.app, responses_api_agents.simple_agent.app' \
-    && .venv/bin/python -c 'import ray.dashboard.agent, ray.dashboard.dashboard, ray._private.runtime_env.agent.main' \
+    && .venv/bin/python -c 'from ray.dashboard import agent, utils; utils.get_all_modules(utils.DashboardAgentModule)' \
+    && .venv/bin/python -c 'import ray.dashboard.dashboard, ray._private.runtime_env.agent.main' \
     && .venv/bin/python -c 'import ray.autoscaler._private.monitor, ray._private.log_monitor, ray.util.client.server'
 
 FROM packages AS tree

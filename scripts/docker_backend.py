@@ -89,7 +89,7 @@ def explain(text):
     text = first_line(text)
     if FULL in text.lower():
         return "the Docker engine's disk is full; run: docker system prune, or give it more room"
-    if missing := re.search(r"bind source path does not exist: (\S+)", text):
+    if missing := re.search(r'type "bind": (?:bind source path does not exist:|stat) ([^\s:]+)', text):
         return f"the engine's machine has no {missing[1]}; set HOST_REPO_DIR to where {ROOT} lies on that machine"
     return text
 

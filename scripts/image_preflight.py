@@ -24,6 +24,7 @@ SERVERS = ("resources_servers/workplace_assistant", "responses_api_agents/simple
 IMPORTS = "import nemo_gym.cli.env, gateway.app, " + ", ".join(f"{name.replace('/', '.')}.app" for name in SERVERS)
 SHOWN = ("nemo-gym", "pandas", "ray", "openai", "fastapi", "aiohttp")
 BASE_PYTHON = "python3"
+SERVE = "ray serve --help of the base"
 
 
 def check_commit():
@@ -63,7 +64,7 @@ def checks(tree):
     found["import of loguru and ray by the base's Python"] = ([base, "-c", "import loguru, ray"], "/")
     # The command is there where Ray Serve's own packages are; the trainer needs them, the graph does not.
     if has_ray_serve(base):
-        found["ray serve --help of the base"] = (["ray", "serve", "--help"], "/")
+        found[SERVE] = (["ray", "serve", "--help"], "/")
     return found
 
 
@@ -99,8 +100,9 @@ def main():
     check_patches(tree)
     check_closed(tree)
     check_servers(tree)
-    run_all(checks(tree))
-    if not has_ray_serve(shutil.which(BASE_PYTHON)):
+    commands = checks(tree)
+    run_all(commands)
+    if SERVE not in commands:
         say("Note: the base image has no Ray Serve (pip install 'ray[serve]'); the graph runs, a trainer would not")
     versions = " ".join(f"{name}={metadata.version(name)}" for name in SHOWN)
     patches = apply_patches.fingerprint(tree)["patches"]

@@ -3,18 +3,17 @@
 import json
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import outcomes
 import pytest
+from outcomes import play, truth_of
 
 import apply_patches
 from model_api import function_call, message
 from rows import read_rows
 from task_rows import SHARED_DATA
 
-HERE = Path(__file__).parent
 # Episodes of the shipped rows: five for each, and one of odd calls.
 EXAMPLES = 26
 ODD_CALLS = [
@@ -66,26 +65,6 @@ def pristine_tree(tmp_path_factory):
     return scratch
 
 
-def play(tree, episodes):
-    """What an application from `tree` gives for the episodes."""
-    result = subprocess.run(
-        [sys.executable, str(HERE / "play_actions.py"), str(tree)],
-        input=json.dumps(episodes),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    # The verifier prints of its own.
-    answer = json.loads(result.stdout.splitlines()[-1])
-    assert Path(answer["file"]).is_relative_to(tree), "another tree was played"
-    return answer["played"]
-
-
-def truth_of(row):
-    return [[call["name"], json.loads(call["arguments"])] for call in row["ground_truth"]]
-
-
 def episodes_of(example_rows):
     """The ground truth of each row, the same with a call missing, doubled and in another order, and odd calls."""
     episodes = []
@@ -135,3 +114,8 @@ def test_the_agent_hands_tool_outputs_on_as_they_are(graph, models, played):
     pristine = played[1][EXAMPLES - 1]
     assert policy.calls[-1].outputs == [text for _, text in pristine["outputs"]]
     assert snapshot["reward"] == pristine["reward"]
+
+
+@pytest.mark.parametrize("name", ["example", pytest.param("workbench", marks=pytest.mark.shared_data)])
+def test_the_local_graph_gives_the_bytes_and_rewards_of_the_environment(graph, name):
+    outcomes.assert_same_on_graph(graph.settings, name)

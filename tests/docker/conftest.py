@@ -1,10 +1,9 @@
 """A real Docker engine for these tests, what they build on, and what makes them skip.
 
-With an engine alone, the engine's own faults are tested, in seconds. The image itself takes minutes
-and is tested if IMAGE_TEST_BASE says what to build on: an image that stands in for the trainer's, or
-"standin", which has one made of this machine (standin_base). NeMo Gym's repository is made of the
-installed release (standin_gym), unless IMAGE_TEST_GIT names a bare one that holds the pinned commit;
-either is served from here by `git daemon`. The images stay for the next run, which then builds in seconds.
+The image is built on a stand-in for the trainer's, made of this machine (standin_base), from a repository
+in NeMo Gym's place, made of the installed release (standin_gym) and served from here by `git daemon`: minutes
+the first time. The images stay for the next run, which then builds in seconds. IMAGE_TEST_BASE names another
+base that is there (empty: none of these tests), IMAGE_TEST_GIT a bare repository that holds the pinned commit.
 """
 
 import os
@@ -50,12 +49,11 @@ def base(client):
     """Name of the base image. Skips where the engine could not build on it in reasonable time."""
     if client.info()["Driver"] == "vfs":
         pytest.skip("the engine copies the whole image at each step of a build (storage driver vfs)")
-    name = os.environ.get("IMAGE_TEST_BASE")
+    name = os.environ.get("IMAGE_TEST_BASE", standin_base.NAME)
     if not name:
-        pytest.skip("IMAGE_TEST_BASE names no image to build on (standin: one made of this machine)")
-    if name == "standin":
-        name = "relax-nemo-gym-standin:test"
-        standin_base.make(client, name)
+        pytest.skip("IMAGE_TEST_BASE is empty")
+    if name == standin_base.NAME:
+        standin_base.make(client)
     try:
         client.containers.run(name, ["/bin/sh", "-c", ":"], network_mode="none", remove=True)
     except docker.errors.APIError as error:
@@ -96,8 +94,9 @@ def clone(tmp_path_factory, repository):
     if commit == apply_patches.GYM_COMMIT:
         return ROOT
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("Dockerfile", ".dockerignore", "env.example"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "data").mkdir()
+    for name in ("Dockerfile", ".dockerignore", "env.example", "data/dataset.lock.json"):
+        shutil.copy(ROOT / name, folder / name)
     for name in ("scripts", "patches"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Dockerfile", "scripts/apply_patches.py"):

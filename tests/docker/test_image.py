@@ -1,9 +1,11 @@
 """The real image: built, checked, started, verified from inside and outside, compared, and stopped.
 
-Minutes, most of them the first build and the start of two graphs. The tests share one image; the
-local graph comes first, the container replaces it and serves the rest, and the last test stops it.
+Minutes, most of them the first build. The tests share one image and one container, which the last of them
+stops. What is compared is compared with the environment's code, as the local graph is in tests/chain
+(test_parity.py): two backends that give the same as a third thing give the same.
 """
 
+import io
 import json
 import os
 import re
@@ -12,37 +14,46 @@ import subprocess
 import sys
 import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import outcomes
 import pytest
+import standin_base
 
 import apply_patches
 import build_image
 import docker_backend
 import local
-import model_api
-import rows
-import session_client
 import settings as variables
-import verify_trial
-from apply_patches import WORKPLACE, installed_tree
-from gateway_client import Gateway, Trial
-from gym_up import readiness
+from apply_patches import installed_tree
+from gym_up import choose_backend, graph_code, readiness, replace_graph
 from terminal import Failure
 
 SECRET = "never-show-me-4711"
 TOKEN = "only-its-owner-reads-me-0815"
-# Rows that both backends play: the first so many of each file.
-COMPARED = {
-    "example": (installed_tree() / WORKPLACE / "data" / "example.jsonl", 5),
-    "workbench": (variables.ROOT.parent / "shared" / "data" / "workbench_dev.jsonl", 50),
-}
 # A block of 200 ports of its own, and one more for Ray, below the kernel's range of chance ports.
 BASE_PORT, RAY_PORT = 12400, 12600
 CONTRACT = "Workplace Assistant verifier contract passed: equivalent_reward=1.0 incorrect_reward=0.0"
 TRIAL = "Workplace Assistant trial passed: reward=1.0 tool_calls=2 tool_outputs=2 callbacks=3"
+# The clone under another path, which the engine does not have: $0 is seen at $1, by the Python $2.
+ELSEWHERE = """
+mount --bind "$0" "$1"
+exec "$2" -c 'if True:
+    import docker_backend, settings, terminal
+    def check():
+        given, client = settings.load(), docker_backend.connect()
+        docker_backend.check_paths(client, given, client.images.get(given.NEMO_GYM_IMAGE))
+    terminal.run(check)'
+"""
+# The proxy leads nowhere: what reaches the network does so because no_proxy was passed as well.
+NETWORK = {
+    "http_proxy": f"http://{SECRET}:x@127.0.0.1:9",
+    "HTTPS_PROXY": f"http://{SECRET}:x@127.0.0.1:9",
+    "no_proxy": "*",
+    "PIP_TRUSTED_HOST": f"{SECRET}.invalid",
+}
+DYING = "relax-nemo-gym:dying"
 SILENT = SimpleNamespace(detail=lambda text: None)
 
 
@@ -53,10 +64,13 @@ class Stage:
         defaults = {name: variable.default for name, variable in variables.declared().items()}
         own = {"RUN_DIR": run_dir, "DATA_ROOT": run_dir.parent / "data", "GYM_START_TIMEOUT_S": 400}
         own |= {"GYM_BASE_PORT": BASE_PORT, "GYM_RAY_PORT": RAY_PORT, "GYM_CONTAINER": "relax-nemo-gym-test"}
-        own |= {"GATEWAY_TOKEN": TOKEN}
+        own |= {"GATEWAY_TOKEN": TOKEN, "EXP_DIR": run_dir.parent / "experiments"}
         self.texts = {name: str(value) for name, value in (defaults | own | changes).items()}
-        self.settings = variables.load(environment=self.texts, dotenv=Path(os.devnull))
+        self.settings = self.with_changes()
         self.clone = clone
+
+    def with_changes(self, **changes):
+        return variables.load(environment=self.texts | changes, dotenv=Path(os.devnull))
 
     def run(self, script, **changes):
         """Run a stage to its end. Returns its output; fails the test if it fails."""
@@ -78,26 +92,17 @@ def installation(tmp_path_factory, base, git_source, clone):
 
 @pytest.fixture(scope="module")
 def build_output(installation):
-    # The proxy leads nowhere: what reaches the network does so because no_proxy was passed as well.
-    return installation.run(
-        "build_image.py",
-        http_proxy=f"http://{SECRET}:x@127.0.0.1:9",
-        HTTPS_PROXY=f"http://{SECRET}:x@127.0.0.1:9",
-        no_proxy="*",
-        PIP_TRUSTED_HOST=f"{SECRET}.invalid",
-    )
+    return installation.run("build_image.py", **NETWORK)
+
+
+def build_arguments(installation):
+    """The same as in that build, which remembers its steps by them."""
+    own = {name: installation.texts[name] for name in ("RELAX_IMAGE", "NEMO_GYM_GIT")}
+    return build_image.network_arguments(os.environ | NETWORK) | own
 
 
 @pytest.fixture(scope="module")
-def bare(installation, build_output):
-    """What the local graph makes of the compared rows, and its environment's fingerprint."""
-    assert "backend=local" in installation.run("gym_up.py", GYM_BACKEND="local")
-    environment = readiness(installation.settings)[1]["environment"]
-    return {name: outcomes(installation.settings, name) for name in COMPARED}, environment
-
-
-@pytest.fixture(scope="module")
-def container(client, installation, bare):
+def container(client, installation, build_output):
     assert "backend=docker" in installation.run("gym_up.py")
     assert not local.ours(installation.settings)
     (found,) = docker_backend.ours(client, installation.settings)
@@ -119,8 +124,8 @@ def locked(folder, commit):
     return {package["name"]: package.get("version") for package in packages}
 
 
-def test_the_preflight_ran_ray_serve_with_the_bases_own_python(build_output):
-    if os.environ["IMAGE_TEST_BASE"] != "standin":
+def test_the_preflight_ran_ray_serve_with_the_bases_own_python(base, build_output):
+    if base != standin_base.NAME:
         pytest.skip("whether that base has Ray Serve is not known here")
     assert "Note: the base image has no Ray Serve" not in build_output
 
@@ -128,9 +133,8 @@ def test_the_preflight_ran_ray_serve_with_the_bases_own_python(build_output):
 def test_a_repository_without_the_pinned_commit_is_refused(client, installation, build_output, repository, tmp_path):
     if repository[1] == apply_patches.GYM_COMMIT:
         pytest.skip("the repository has the pinned commit")
-    arguments = {name: installation.texts[name] for name in ("RELAX_IMAGE", "NEMO_GYM_GIT")}
     with pytest.raises(Failure, match="NeMo Gym could not be fetched; check NEMO_GYM_GIT"):
-        build_image.build(client, installation.settings, arguments, tmp_path / "log", SILENT)
+        build_image.build(client, installation.settings, build_arguments(installation), tmp_path / "log", SILENT)
 
 
 def test_network_variables_are_said_in_both_spellings_and_leave_no_trace(client, build_output):
@@ -151,13 +155,49 @@ def test_after_an_edit_of_scripts_only_the_last_copy_is_made_anew(
     shutil.copytree(installation.clone, edited, ignore=shutil.ignore_patterns(".git", ".venv", "data", "tests"))
     (edited / "scripts" / "rows.py").open("a").write(f"# {time.time()}\n")
     monkeypatch.setattr(build_image, "ROOT", edited)
-    arguments = {name: installation.texts[name] for name in ("RELAX_IMAGE", "NEMO_GYM_GIT")}
-    arguments |= {"PIP_TRUSTED_HOST": f"{SECRET}.invalid", "CODE": "edited"}
+    arguments = build_arguments(installation) | {"CODE": "edited"}
     image = build_image.build(client, installation.settings, arguments, log, SILENT)
     client.images.remove(image, force=True)
-    steps = re.findall(r"^Step \S+ : (\w+ .*)\n([^\n]*)", log.read_text(), re.MULTILINE)
+    _, _, stages = log.read_text().partition(" : FROM ")
+    steps = re.findall(r"^Step \S+ : (\w+ .*)\n([^\n]*)", stages, re.MULTILINE)
     anew = [step for step, said in steps if "Using cache" not in said and not step.startswith("FROM ")]
     assert [step.split()[0] for step in anew] == ["COPY", "ARG", "LABEL"]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_engine_that_sees_other_paths_is_told_and_tried(installation, build_output, tmp_path, right):
+    view, other = tmp_path / "view", tmp_path / "other"
+    for folder in (view, other / "data" / "run-view"):
+        folder.mkdir(parents=True)
+    alone = ["unshare", "--mount"]
+    if subprocess.run([*alone, "mount", "--bind", other, view], capture_output=True).returncode:
+        pytest.skip("no mount namespace to be had here: it takes root")
+    done = subprocess.run(
+        [*alone, "bash", "-c", ELSEWHERE, installation.clone, view, sys.executable],
+        env=os.environ
+        | installation.texts
+        | {"PYTHONPATH": str(view / "scripts"), "HOST_REPO_DIR": str(installation.clone if right else other)}
+        | {"RUN_DIR": str(view / "data" / "run-view"), "DATA_ROOT": str(view / "data")},
+        capture_output=True,
+        text=True,
+    )
+    shutil.rmtree(installation.clone / "data" / "run-view", ignore_errors=True)
+    assert right == (done.returncode == 0), done.stderr
+    assert right or f"is not {view / 'data' / 'run-view'} here" in done.stderr
+    assert done.stderr.count("\n") == (0 if right else 1)
+
+
+def test_a_container_that_ends_at_its_start_is_shown_by_its_last_lines(client, installation, base):
+    label = f'LABEL {docker_backend.CODE_LABEL}="{graph_code()}"'
+    recipe = f"FROM {base}\n{label}\nCMD echo alas; exit 3\n"
+    client.images.build(fileobj=io.BytesIO(recipe.encode()), tag=DYING, rm=True)
+    try:
+        graph, _ = choose_backend(installation.with_changes(NEMO_GYM_IMAGE=DYING))
+        with pytest.raises(Failure, match="did not get ready; the last lines of container .*:\n    alas"):
+            replace_graph(graph, "f", SILENT)
+        assert docker_backend.ours(client, installation.settings) == []
+    finally:
+        client.images.remove(DYING, force=True)
 
 
 def test_the_container_is_confined(container, installation):
@@ -185,9 +225,11 @@ def test_only_the_gateway_may_be_reached_from_beyond_loopback(container, install
     assert local.beyond_loopback(group, allowed={installation.settings.port("gateway")}) == []
 
 
-def test_verify_passes_from_outside(container, installation):
-    assert CONTRACT in installation.run("verify_verifier.py")
-    assert TRIAL in installation.run("verify_trial.py")
+def test_the_whole_chain_passes_from_outside_and_keeps_the_container(client, container, installation):
+    said = installation.run("smoke.py")
+    for line in ("backend=docker", "kept, its fingerprint matches", CONTRACT, TRIAL, "make smoke: passed"):
+        assert line in said, said
+    assert [each.id for each in docker_backend.ours(client, installation.settings)] == [container.id]
 
 
 def test_verify_passes_from_inside(container):
@@ -197,53 +239,16 @@ def test_verify_passes_from_inside(container):
         assert (status, line in output.decode()) == (0, True), output.decode()
 
 
-def test_a_second_start_keeps_the_container(client, container, installation):
-    assert "kept, its fingerprint matches" in installation.run("gym_up.py")
-    assert [c.id for c in docker_backend.ours(client, installation.settings)] == [container.id]
-
-
 @pytest.mark.parametrize("name", ["example", pytest.param("workbench", marks=pytest.mark.shared_data)])
-def test_both_backends_give_the_same_bytes(container, installation, bare, name):
-    played = bare[0][name]
-    assert len(played) == COMPARED[name][1]
-    for number, (one, other) in enumerate(zip(played, outcomes(installation.settings, name), strict=True), 1):
-        assert one == other, f"row {number} of {name}"
-    assert all(reward == 1.0 for _, reward in played)
-    assert sum(len(outputs) for outputs, _ in played) > len(played)
+def test_the_container_gives_the_bytes_and_rewards_of_the_environment(container, installation, name):
+    outcomes.assert_same_on_graph(installation.settings, name)
 
 
-def test_both_backends_have_the_same_environment(container, installation, bare):
-    now = readiness(installation.settings)[1]["environment"]
+def test_the_container_has_the_clones_environment(container, installation, repository):
+    expected = apply_patches.fingerprint(installed_tree()) | {"gym_commit": repository[1]}
+    found = readiness(installation.settings)[1]["environment"]
     for name in ("gym_commit", "pandas", "workplace_tree", "patches"):
-        assert bare[1][name] == now[name]
-
-
-def outcomes(settings, name):
-    """Play the ground truth of each compared row as a trial: [(its tool outputs, byte for byte, its reward)]."""
-    path, count = COMPARED[name]
-    tasks = rows.read_rows(path, count) if path.exists() else []
-    seen = {}
-
-    def policy(session, body):
-        items = body["input"]
-        seen[session.id] = [item["output"] for item in items if item.get("type") == "function_call_output"]
-        return model_api.oracle(session, body)
-
-    server = model_api.ModelAPI("127.0.0.1", policy)
-
-    def play(row):
-        relax = rows.to_relax(row)
-        task = {"messages": relax["input"], "metadata": relax["metadata"]}
-        session = verify_trial.session_of(server, task)
-        payload = session_client.create_payload(settings, session, task)
-        snapshot = Trial(Gateway(settings), payload).finish()
-        return seen.get(session["SESSION_ID"]), snapshot["reward"]
-
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(play, tasks))
-    finally:
-        server.stop()
+        assert found[name] == expected[name], name
 
 
 def test_a_stop_ends_the_container_and_confirms(client, container, installation):

@@ -103,7 +103,15 @@ def test_a_stop_without_engine_passes_unless_a_container_was_started(tmp_path):
     [
         ("write /var/lib/docker/x: no space left on device", "disk is full; run: docker system prune"),
         (
+            "failed to copy file: Error processing tar file(exit status 1): write /x: no space left on device",
+            "disk is full; run: docker system prune",
+        ),
+        (
             'invalid mount config for type "bind": bind source path does not exist: /a/b',
+            "has no /a/b; set HOST_REPO_DIR",
+        ),
+        (
+            'invalid mount config for type "bind": stat /a/b: not a directory',
             "has no /a/b; set HOST_REPO_DIR",
         ),
         ("something else\nmore", "something else"),

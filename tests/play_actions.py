@@ -1,6 +1,6 @@
 """Plays action lists against a resource server's application without a network, and prints what came back.
 
-Run by test_parity.py with the folder of a NeMo Gym tree that goes before the installed one:
+Run by outcomes.py with the folder of a NeMo Gym tree that goes before the installed one:
 `python play_actions.py TREE < episodes.json`. An episode is {"row", "calls": [[tool, arguments]]}; for each
 one it prints {"outputs": [[status, text]], "reward"} where verifying saw the calls as the policy's.
 """
