@@ -14,7 +14,7 @@ On this machine, in seconds; nothing else need run. Exits 0 whatever the verdict
 """
 
 import json
-from pathlib import Path
+import os
 
 import comparison
 import eval_dump
@@ -57,9 +57,8 @@ def locate(values, side):
     text, evaluations = getattr(values, side), values.DATA_ROOT / "eval"
     if not text:
         raise Failure(f"{side} is empty; make compare BASE=… CANDIDATE=… (below {evaluations}: {_known(evaluations)})")
-    for path in (evaluations / text, settings.ROOT / Path(text).expanduser()):
-        if path.exists():
-            return path
+    if path := settings.existing(evaluations / text, settings.ROOT / os.path.expanduser(text)):
+        return path
     raise Failure(f"{side}={text}: neither an evaluation in {evaluations} ({_known(evaluations)}) nor a path")
 
 

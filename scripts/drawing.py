@@ -2,6 +2,11 @@
 
 from xml.sax.saxutils import escape
 
+import terminal
+
+# No characters to XML, beyond those that no terminal takes either.
+NO_XML = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
+
 
 def document(width, height, lines):
     """The whole picture as text; `width` and `height` in pixels."""
@@ -11,7 +16,8 @@ def document(width, height, lines):
 
 
 def text(x, y, content, size=13, weight="normal"):
-    return f'<text x="{x:.0f}" y="{y}" font-size="{size}" font-weight="{weight}">{escape(content)}</text>'
+    shown = escape(terminal.printable(content).translate(NO_XML))
+    return f'<text x="{x:.0f}" y="{y}" font-size="{size}" font-weight="{weight}">{shown}</text>'
 
 
 def bar(x, y, width, height, colour):

@@ -79,6 +79,7 @@ def sampling_of(settings):
     given = {name: getattr(settings, variable) for name, variable in names.items()}
     try:
         extra = rows.parse_json((settings.EVAL_EXTRA_BODY or "{}").encode())
+        rows.check_values([extra])
     except ValueError as error:
         raise Failure(f"EVAL_EXTRA_BODY: {error}; it is a JSON object") from None
     if not isinstance(extra, dict) or not extra.keys().isdisjoint({"model", "messages", "input", "tools", "stream"}):

@@ -6,9 +6,9 @@
     result.json      {"config", "metrics", "failures", "times"}, written at the end
 
 Guarantees: a line is appended whole, and one that a kill or a full disk cut off at the end is
-dropped by who reads and by who goes on writing; any other broken line is refused by file and
-line; config.json and result.json appear whole or not at all; one process writes to a folder at
-a time. It computes no figure and never asks the network.
+dropped by who reads and by who goes on writing; any other broken line, and one whose fields are
+of another kind, is refused by file and line; config.json and result.json appear whole or not at
+all; one process writes to a folder at a time. It computes no figure and never asks the network.
 """
 
 import fcntl
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import eval_dump
 import rollout_dump
+import sample_fields
 from eval_dump import Evaluation
 from terminal import Failure
 
@@ -28,6 +29,7 @@ FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
 SAMPLE_KEYS = {"row", "row_id", "category", "repeat", "status", "reward", "output"}
 FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
+FIELDS = {ROLLOUTS: sample_fields.SAMPLE, FAILURES: sample_fields.FAILURE}
 # Where the rows lie may differ; what they are is told by their hash.
 NOT_COMPARED = frozenset({"rows.path"})
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -113,7 +115,7 @@ def read_lines(path, needed):
         record = _parse(line)
         if record is None and number == len(lines):
             break
-        if record is None or not record.keys() >= needed:
+        if record is None or not record.keys() >= needed or not sample_fields.fit(record, FIELDS[path.name]):
             raise Failure(f"{path}:{number}: not a line of an evaluation")
         records.append(record)
         size += len(line)

@@ -116,8 +116,15 @@ def arguments_of(call):
 
 def text_of(items):
     """The text of all messages among items."""
-    parts = [part for item in items if item.get("type") == "message" for part in item.get("content") or []]
+    parts = [part for item in items if item.get("type") == "message" for part in _parts(item.get("content"))]
     return " ".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
+def _parts(content):
+    """The parts of a message's content, which may be a bare text."""
+    if isinstance(content, str):
+        return [{"text": content}]
+    return content if isinstance(content, list) else []
 
 
 def is_tool_error(output):
@@ -153,7 +160,13 @@ def behaviour(sample, required):
 
 def required_arguments(tools):
     """{tool name: names of the arguments it must have} of a row's tools."""
-    return {tool["name"]: (tool.get("parameters") or {}).get("required") or [] for tool in tools or []}
+    return {tool["name"]: _required(tool.get("parameters")) for tool in tools or []}
+
+
+def _required(parameters):
+    # A row's schema is anybody's: what names no argument requires none.
+    names = parameters.get("required") if isinstance(parameters, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def behaviour_sums(samples, tools_of):

@@ -8,11 +8,13 @@ kind, with the setting that cures it. They judge the endpoint's parsing, not the
 """
 
 import json
+import queue
 import threading
 from collections import Counter
 from typing import NamedTuple
 
 import rows
+import terminal
 from eval_metrics import CALL_AS_TEXT, arguments_of, text_of
 from model_api import ModelError
 from model_wire import insist
@@ -37,6 +39,8 @@ CURES = {
     NO_CALL: f"the model answered in words; if it does so always, {PARSER}",
     FAILED: "see the endpoint's log; lower EVAL_CONCURRENCY if it cannot take so many calls at once",
 }
+
+NAME_LENGTH, LAST_WORDS_S, NO_ANSWER = 200, 1, "no answer"
 
 
 class Finding(NamedTuple):
@@ -63,7 +67,7 @@ def judge(endpoint, raw):
     items = endpoint.read(raw)["output"]
     calls = [item for item in items if item.get("type") == "function_call"]
     if broken := [call for call in calls if arguments_of(call) is None]:
-        return Finding(UNPARSABLE, how_broken(str(broken[0].get("arguments"))))
+        return Finding(UNPARSABLE, how_broken(broken[0].get("arguments")))
     if calls:
         return Finding(PARSED)
     text = text_of(items)
@@ -75,7 +79,9 @@ def judge(endpoint, raw):
 
 
 def how_broken(arguments):
-    """In words, what is wrong with the text of arguments that is no object."""
+    """In words, what is wrong with arguments that are not the text of an object."""
+    if not isinstance(arguments, str):
+        return f"not a text: {str(arguments)[:60]}"
     try:
         json.loads(arguments)
     except RecursionError:
@@ -97,7 +103,8 @@ def look(endpoint, task_rows, tries, seconds):
         endpoint.read(raw)
     except ModelError as fault:
         raise Failure(f"MODEL_URL: {fault.message}{_hint(endpoint, fault)}") from None
-    return str(raw.get("model") or endpoint.model)
+    reported = raw.get("model")
+    return terminal.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
 
 
 def _hint(endpoint, fault):
@@ -114,7 +121,7 @@ def _hint(endpoint, fault):
 
 def crowd(endpoint, task_rows, count, tries, seconds):
     """Send `count` calls at once: [Finding]. The rows are gone through again where there are fewer."""
-    wanted, findings = calls_of(task_rows), [Finding(FAILED, "no answer")] * count
+    wanted, findings = calls_of(task_rows), [Finding(FAILED, NO_ANSWER)] * count
     start = threading.Barrier(count)
 
     def one(index):
@@ -136,15 +143,32 @@ def crowd(endpoint, task_rows, count, tries, seconds):
 
 
 def _patiently(ask, tries, seconds):
-    """`insist` for at most about `seconds`."""
-    ended = threading.Event()
-    timer = threading.Timer(seconds, ended.set)
-    timer.daemon = True
-    timer.start()
+    """`insist` for at most about `seconds`, even where the head of an answer comes byte by byte. Raises ModelError."""
+    ended, outcome = threading.Event(), queue.SimpleQueue()
+
+    def one():
+        try:
+            outcome.put((insist(ask, tries, ended), None))
+        except BaseException as error:  # a thread's end must be heard of
+            outcome.put((None, error))
+
+    threading.Thread(target=one, daemon=True).start()
     try:
-        return insist(ask, tries, ended)
-    finally:
-        timer.cancel()
+        answer, fault = _first(outcome, seconds, ended) or outcome.get(timeout=LAST_WORDS_S)
+    except queue.Empty:
+        raise ModelError(502, f"{NO_ANSWER} within {seconds:g} s") from None
+    if fault:
+        raise fault
+    return answer
+
+
+def _first(outcome, seconds, ended):
+    """What the queue gets within `seconds`, else None, and the event set."""
+    try:
+        return outcome.get(timeout=seconds)
+    except queue.Empty:
+        ended.set()
+        return None
 
 
 def accept(findings, share):

@@ -1,13 +1,15 @@
 """An OpenAI-compatible endpoint as a policy: asked over its Responses or its chat wire, answered as Responses.
 
-Guarantees: the key goes into one header and into no message; no redirect is followed, no cookie
-kept; the environment's proxies are used for what lies outside this machine, and no netrc. What
-the endpoint did wrong is a ModelError that says so and whether another try may help: it is never
-taken for an answer of the policy. The chat wire is NeMo Gym's own converter's work; importing it
-takes some seconds and 140 MB (it brings Ray and more along, and starts none of it), so that is
+Guarantees: the key goes into one header and into no message, also where the endpoint sends it back;
+an answer is bounded in size and, from its first byte on, in time; no redirect is followed, no
+cookie kept; the environment's proxies are used for what lies outside this machine, and no netrc.
+What the endpoint did wrong is a ModelError that says so and whether another try may help: it is
+never taken for an answer of the policy. The chat wire is NeMo Gym's own converter's work; importing it takes
+some seconds and 140 MB (it brings Ray and more along, and starts none of it), so that is
 done only for that wire.
 """
 
+import json
 import random
 import re
 import time
@@ -19,6 +21,7 @@ from uuid import uuid4
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 
 from model_api import ModelError, answered, message
 
@@ -27,6 +30,11 @@ RATE_LIMITED = 429
 CONNECT_TIMEOUT_S = 10
 BACKOFF_S, BACKOFF_LIMIT_S, RETRY_AFTER_LIMIT_S = 0.5, 30, 600
 EXCERPT = 200
+# Twice what a Gateway takes by default.
+ANSWER_LIMIT_BYTES = 16 << 20
+PART_BYTES = 1 << 16
+# Shorter keys may be words of an answer: "EMPTY" is one that engines tell users to set.
+SECRET_LENGTH = 16
 # How vLLM, SGLang, llama.cpp and hosted endpoints say that the history no longer fits.
 CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|max_tokens must be at least 1", re.IGNORECASE)
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -44,7 +52,12 @@ class Responses:
         """The answer, checked. Raises ValueError in words."""
         if not isinstance(raw.get("output"), list):
             raise ValueError("the answer has no list `output`")
-        return raw
+        if not all(isinstance(item, dict) for item in raw["output"]):
+            raise ValueError("the answer's `output` holds what is no object")
+        cut = raw.get("incomplete_details") or {}
+        if not isinstance(cut, dict) or not isinstance(cut.get("reason", ""), str):
+            raise ValueError("the answer's `incomplete_details` tell no reason")
+        return _with_usage(raw, raw.get("usage"), "input_tokens", "output_tokens")
 
     def finish_reason(self, raw):
         return None
@@ -85,16 +98,11 @@ class Chat:
             said = {"role": "assistant"} | raw["choices"][0]["message"]
             items = self.converter.postprocess_assistant_message_dict(self._incoming(said))
             output = [item.model_dump(exclude_none=True) for item in items]
+            reason = INCOMPLETE.get(self.finish_reason(raw))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the answer is no chat completion: {type(error).__name__}") from None
         answer = answered(output) | {"model": raw.get("model") or "model"}
-        usage = raw.get("usage")
-        if isinstance(usage, dict):
-            answer["usage"] = {
-                "input_tokens": usage.get("prompt_tokens"),
-                "output_tokens": usage.get("completion_tokens"),
-            }
-        reason = INCOMPLETE.get(self.finish_reason(raw))
+        answer = _with_usage(answer, raw.get("usage"), "prompt_tokens", "completion_tokens")
         return answer | ({"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {})
 
     def _incoming(self, said):
@@ -112,6 +120,15 @@ class Chat:
 WIRES = {"responses": Responses, "chat": Chat}
 
 
+def _with_usage(answer, usage, read, written):
+    """The answer with the token counts that the endpoint gave under these names; what is no count is left out."""
+    told = usage if isinstance(usage, dict) else {}
+    named = {"input_tokens": told.get(read), "output_tokens": told.get(written)}
+    counts = {name: count for name, count in named.items() if type(count) is int and count >= 0}
+    rest = {key: value for key, value in answer.items() if key != "usage"}
+    return rest | ({"usage": counts} if counts else {})
+
+
 class Endpoint:
     """The endpoint at `url` (up to /v1, with or without it). One object serves many threads."""
 
@@ -123,6 +140,8 @@ class Endpoint:
         self.http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         # The environment's proxies lead outside; an endpoint on this machine is not out there.
         self.http.trust_env = urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
+        # A library that looks where a redirect leads reads its body first, however large.
+        self.http.get_redirect_target = lambda reply: None
         # Said even without a key, since a netrc would be asked otherwise.
         self.http.auth = self._authorize
         for scheme in ("http://", "https://"):
@@ -160,43 +179,60 @@ class Endpoint:
             listed = self._exchange("GET", "/v1/models").get("data")
         except ModelError:
             return []
-        return [str(item["id"]) for item in listed or [] if isinstance(item, dict) and item.get("id")]
+        listed = listed if isinstance(listed, list) else []
+        return [str(item["id"]) for item in listed if isinstance(item, dict) and item.get("id")]
 
     def _exchange(self, method, path, body=None):
         url = self.url + path
-        timeout = (CONNECT_TIMEOUT_S, self.timeout_s)
+        kept = {"timeout": (CONNECT_TIMEOUT_S, self.timeout_s), "allow_redirects": False, "stream": True}
         try:
-            reply = self.http.request(method, url, json=body, timeout=timeout, allow_redirects=False)
-        except requests.RequestException as error:
+            with self.http.request(method, url, json=body, **kept) as reply:
+                data = self._body(url, reply)
+        # What a broken chunk is to the libraries below differs: a ValueError, too.
+        except (OSError, HTTPError, ValueError) as error:
             raise ModelError(502, f"{url}: {type(error).__name__}", again=True) from None
         if reply.status_code != 200:
-            return self._refused(url, reply)
+            return self._refused(url, reply, data.decode(errors="replace"))
+        if self.key and len(self.key) >= SECRET_LENGTH:
+            data = data.replace(self.key.encode(), b"***")
         try:
-            raw = reply.json()
-        except ValueError:
+            raw = json.loads(data)
+        except (ValueError, RecursionError):
             raw = None
         if not isinstance(raw, dict):
             raise ModelError(502, f"{url}: the answer is not a JSON object")
         if raw.get("error"):
-            raise ModelError(502, f"{url}: 200 with an error{self._excerpt(reply)}")
+            raise ModelError(502, f"{url}: 200 with an error{self._excerpt(data.decode(errors='replace'))}")
         return raw
 
-    def _refused(self, url, reply):
+    def _body(self, url, reply):
+        """The bytes of an answer. Raises ModelError where it is too large or comes too slowly, OSError, HTTPError."""
+        parts, size, end = [], 0, time.monotonic() + self.timeout_s
+        while part := reply.raw.read1(PART_BYTES, decode_content=True):
+            parts.append(part)
+            size += len(part)
+            if size > ANSWER_LIMIT_BYTES:
+                raise ModelError(502, f"{url}: an answer of more than {ANSWER_LIMIT_BYTES} bytes")
+            if time.monotonic() > end:
+                raise ModelError(502, f"{url}: the answer was not whole within {self.timeout_s:g} s")
+        return b"".join(parts)
+
+    def _refused(self, url, reply, text):
         """An answer in place of a full context, as NeMo Gym's own model server gives it; else raises ModelError."""
-        status, text = reply.status_code, reply.text
+        status = reply.status_code
         if status == 400 and CONTEXT_FULL.search(text):
             return self._out_of_context()
         kept = {name: reply.headers[name] for name in ("Retry-After",) if name in reply.headers}
         shown = status if status >= 400 else 502
-        raise ModelError(shown, f"{url}: {status}{self._excerpt(reply)}", kept, again=status in AGAIN)
+        raise ModelError(shown, f"{url}: {status}{self._excerpt(text)}", kept, again=status in AGAIN)
 
     def _out_of_context(self):
         if isinstance(self.wire, Chat):
             return {"choices": [{"finish_reason": "length", "message": {"content": ""}}]}
         return answered([message("")]) | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
-    def _excerpt(self, reply):
-        text = reply.text.replace(self.key, "***") if self.key else reply.text
+    def _excerpt(self, text):
+        text = text.replace(self.key, "***") if self.key else text
         said = " ".join(text.split())[:EXCERPT]
         return f": {said}" if said else ""
 

@@ -7,14 +7,14 @@ Guarantees: a ground truth is taken from a rows file only for the row of the sam
 fault of the files is named by file and line. Only reads.
 """
 
-import math
 from pathlib import Path
 
 import eval_files
 import rows
 import runs
+import sample_fields
 import transcript
-from settings import ROOT
+from settings import ROOT, existing
 from terminal import Failure
 
 EVALUATION = (eval_files.CONFIG, eval_files.ROLLOUTS, eval_files.FAILURES, eval_files.RESULT)
@@ -41,9 +41,8 @@ def find(settings):
 def _find(settings, named):
     if not named:
         return of_run(settings, runs.newest(settings))
-    for path in (Path(named).expanduser(), ROOT / named, settings.DATA_ROOT / "eval" / named):
-        if path.exists():
-            return of_path(settings, path.resolve())
+    if path := existing(named, ROOT / named, settings.DATA_ROOT / "eval" / named):
+        return of_path(settings, path.resolve())
     for path in runs.rehearsals(settings):
         if path.stem == named:
             return of_path(settings, path)
@@ -140,14 +139,13 @@ def _dumped(item, known):
         "request_id": item.get("request_id"),
         "input": item.get("input") or row.get(rows.WRAPPER, {}).get("input"),
         "ground_truth": row.get("ground_truth") if item.get("ground_truth") is None else item["ground_truth"],
-        "output": transcript.paired(transcript.items(item["response"] or "")),
+        "output": transcript.paired(transcript.items(str(item["response"] or ""))),
     }
 
 
 def _finite(reward):
     """A reward that is a number, or None."""
-    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and math.isfinite(reward)
-    return reward if number else None
+    return reward if sample_fields.number(reward) else None
 
 
 def _fault(item):

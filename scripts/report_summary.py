@@ -121,7 +121,7 @@ def _by(title, graded, key, filters=False):
     for sample in graded:
         if (value := key(sample)) is not None:
             parts.setdefault(value, []).append(sample)
-    chosen = sorted(parts)[:PLOT_LINES]
+    chosen = sorted(parts, key=lambda value: (isinstance(value, str), value))[:PLOT_LINES]
     lines = [_line(value, parts[value]) | ({"category": value} if filters else {}) for value in chosen]
     more = f"; {len(parts) - len(chosen)} more are not drawn" if len(parts) > len(chosen) else ""
     return {"title": title, "note": f"with 95 % intervals{more}", "style": "bar", "lines": lines}

@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from contextlib import suppress
 
+import sample_fields
 from terminal import Failure
 
 EPSILON = 1e-6
@@ -170,7 +171,8 @@ def read_dump(path):
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 item = json.loads(line)
-                if not isinstance(item, dict) or not item.keys() >= NEEDED:
+                whole = isinstance(item, dict) and item.keys() >= NEEDED
+                if not whole or not sample_fields.fit(item, sample_fields.DUMPED):
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
     except OSError as error:

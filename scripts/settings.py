@@ -91,7 +91,10 @@ def _secret(text, bounds):
 def _path(text, bounds):
     if not text or "\0" in text:
         raise ValueError("is not a path")
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with a home folder that is not known here") from None
     return path if path.is_absolute() else ROOT / path
 
 
@@ -140,6 +143,13 @@ def _cidrs(text, bounds):
 
 def _urls(text, bounds):
     return [_url(item, bounds) for item in filter(None, (part.strip() for part in text.split(",")))]
+
+
+def existing(*paths):
+    """The first of some paths, as a user may have written them, that exists; None without one."""
+    # os.path asks nothing of a text that cannot be a path: too long, or of a user who is not there.
+    found = map(os.path.expanduser, paths)
+    return next((Path(each) for each in found if os.path.exists(each)), None)
 
 
 KINDS = {

@@ -21,7 +21,8 @@ UNWRITABLE = {
     errno.EACCES: "permission denied; choose another RUN_DIR or DATA_ROOT, or change its owner",
 }
 
-CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+# What moves a cursor, and halves of surrogate pairs, which no encoding can say.
+CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *range(0xD800, 0xE000)), "\ufffd")
 
 
 class Failure(Exception):
@@ -29,7 +30,7 @@ class Failure(Exception):
 
 
 def printable(text):
-    """Text whose control characters, line ends and tabs apart, are replaced."""
+    """Text that can be printed: control characters, line ends and tabs apart, and lone surrogates are replaced."""
     return str(text).translate(CONTROLS)
 
 
@@ -39,6 +40,9 @@ def run(main):
     SIGTERM unwinds like Ctrl-C, so that what a stage began is undone.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if sys.stdout:  # none where the caller closed it
+        # A locale that has no word for a character must not end a stage.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main() or 0)
     except Failure as failure:

@@ -68,6 +68,16 @@ def test_any_other_broken_line_is_named(path, writer, text):
         eval_files.read(path)
 
 
+@pytest.mark.parametrize(
+    "odd", [{"row": "0"}, {"repeat": [1]}, {"reward": float("nan")}, {"reward": None}, {"error": "x"}, {"output": [1]}]
+)
+def test_a_line_with_a_field_of_another_kind_is_named(path, writer, odd):
+    lines = [json.dumps(sample() | each) + "\n" for each in (odd, {})]
+    (path / eval_files.ROLLOUTS).write_text("".join(lines))
+    with pytest.raises(Failure, match="rollouts.jsonl:1: not a line of an evaluation"):
+        eval_files.read(path)
+
+
 def test_only_one_process_writes(path, writer):
     with pytest.raises(Failure, match="another evaluation writes there"):
         eval_files.Writer(path, CONFIG)

@@ -1,9 +1,12 @@
 """An endpoint over its two wires: what is sent, what becomes of each answer, which faults are tried again."""
 
 import email.utils
+import gzip
 import json
+import socketserver
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -102,6 +105,10 @@ def test_a_chat_answer_becomes_items(scripted, said, finish, kinds, reason):
         (b'{"error": {"message": "overloaded"}}', "200 with an error: "),
         (b"{}", "the answer "),
         (b'{"choices": [], "output": 1}', "the answer "),
+        (b'{"choices": [{"message": {"content": "a"}, "finish_reason": ["stop"]}], "output": [1]}', "the answer"),
+        (b'{"output": [], "incomplete_details": "x"}', "the answer"),
+        (b'{"output": [], "incomplete_details": {"reason": ["x"]}}', "the answer"),
+        (b"[" * 100_000, "not a JSON object"),
         (b'{"choices": [{"message": {"tool_calls": [{}]}}], "output": null}', "the answer "),
         (b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}', "the answer "),
     ],
@@ -184,6 +191,83 @@ def test_no_cookie_is_kept_and_no_netrc_or_proxy_asked_for_this_machine(scripted
 def test_models_are_listed_where_there_is_a_list(scripted):
     assert endpoint(scripted, "responses").models() == [REPORTED]
     assert Endpoint("http://127.0.0.1:9", "m", None, 5).models() == []
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize("told", ["5", [1], {"input_tokens": "a", "prompt_tokens": -5, "completion_tokens": True}])
+def test_a_usage_that_counts_nothing_is_left_out(scripted, wire, told):
+    said = chat_answer({"content": "Hi."}, usage=told, output=[])
+    scripted.behaviour = lambda asked: Reply(body=said)
+    assert "usage" not in endpoint(scripted, wire).answer(BODY)
+
+
+@pytest.mark.parametrize("key", [KEY, "EMPTY"])
+def test_a_key_that_comes_back_in_an_answer_is_hidden_unless_it_is_a_word(scripted, key):
+    scripted.behaviour = lambda asked: Reply(body=json.dumps({"output": [], "model": f"of {key}"}).encode())
+    told = Endpoint(scripted.url, "m", key, 20).answer(BODY)["model"]
+    assert told == ("of EMPTY" if key == "EMPTY" else "of ***")
+
+
+class Raw(socketserver.StreamRequestHandler):
+    """Sends `parts`, bytes as they are, to whoever asks; waits a little before each."""
+
+    def handle(self):
+        while self.rfile.readline().strip():
+            pass
+        with suppress(ConnectionError):
+            for part in self.server.parts:
+                self.wfile.write(part)
+                time.sleep(self.server.pause)
+
+
+@pytest.fixture
+def raw():
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Raw) as server:
+        server.daemon_threads, server.pause = True, 0
+        server.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n%s\r\n\r\n"
+REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; charset=%s\r\n\r\nno"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "Error"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "Error"),
+        ([HEAD % b"Content-Length: 99", b"{}"], "Error"),
+        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "Error"),
+        ([HEAD % b"Content-Encoding: gzip", gzip.compress(b" " * (64 << 20))], "more than 16777216 bytes"),
+        ([HEAD % b"X: y", *[b" " * (1 << 20)] * 20], "more than 16777216 bytes"),
+        ([REFUSED % b"idna"], "400: no"),
+        ([REFUSED % b"undefined"], "400: no"),
+    ],
+)
+def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words):
+    raw.parts = parts
+    with pytest.raises(ModelError, match=words) as fault:
+        Endpoint(raw.url, "m", KEY, 20)._exchange("GET", "/")
+    assert raw.url in fault.value.message
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(raw):
+    raw.parts, raw.pause = [HEAD % b"X: y", *[b" "] * 100], 0.2
+    with pytest.raises(ModelError, match="not whole within 1 s"):
+        Endpoint(raw.url, "m", KEY, 1)._exchange("GET", "/")
+
+
+def test_a_connection_is_kept_for_the_next_call(scripted, monkeypatch):
+    kind, began = scripted.server.RequestHandlerClass, []
+    setup = kind.setup
+    monkeypatch.setattr(kind, "setup", lambda self: (began.append(self.client_address), setup(self)))
+    asked = endpoint(scripted, "responses")
+    for _ in range(3):
+        asked.answer(BODY)
+    assert len(scripted.requests) == 3 and len(began) == 1
 
 
 # --- tries ---------------------------------------------------------------------------------
