@@ -38,7 +38,8 @@ from settings import ROOT, cores_at_hand, from_command_line
 from terminal import Bar, Failure, clear_line, run, say, stage, table
 from unpatched import overlay
 
-FAST = PATCHES / "0003-fast-environment.patch"
+# What the unpatched environment goes without; the others are needed to run trials at all.
+FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
 # "agent" and "resource" are the sums over all pairs.
 PROCESSES = ("gateway", "agent", "resource")
 LOOK_EVERY_S = 0.25
@@ -154,7 +155,7 @@ def graphs(settings, concurrency, both):
     """The graphs to compare, up and ready; ended whatever happens."""
     kinds = [("patched", sys.executable)]
     if both:
-        kinds.append(("unpatched", overlay([FAST], settings.RUN_DIR / "bench" / "unpatched-venv")))
+        kinds.append(("unpatched", overlay(FAST, settings.RUN_DIR / "bench" / "unpatched-venv")))
     made = [Graph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(kinds)]
     try:
         with stage("graphs"):
@@ -273,7 +274,7 @@ def measure_tools(settings, rounds):
     """{part: {"patched": ms, "unpatched": ms}}: the median of the rounds, in which the two take turns."""
     pythons = {
         "patched": sys.executable,
-        "unpatched": overlay([FAST], settings.RUN_DIR / "bench" / "unpatched-venv"),
+        "unpatched": overlay(FAST, settings.RUN_DIR / "bench" / "unpatched-venv"),
     }
     runs = {name: [] for name in pythons}
     for _ in range(max(rounds, 3)):

@@ -3,7 +3,7 @@
 `Bench` serves the model API (a search, a reply, a closing message; stateless, it reads the turn
 off the history) and, for a Gateway that runs alone, an agent that does nothing but call the
 model, and a resource server that is always clean. `load` gives each trial's latency. It counts
-faults; it does not judge rewards beyond that.
+faults; it does not judge rewards beyond that. It spends little: it shares the cores with what it loads.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 
 import aiohttp
+import orjson
 from aiohttp import web
 
 import model_api
@@ -35,6 +36,10 @@ def scripted(body):
     return model_api.answered([model_api.message("I have replied.")])
 
 
+def answer_of(content, status=200):
+    return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
+
+
 class Servers:
     """The model API of the load and, at `callbacks_url`, an agent and a resource server that do nothing."""
 
@@ -53,34 +58,34 @@ class Servers:
         )
 
     async def model(self, request):
-        return web.json_response(scripted(await request.json()))
+        return answer_of(scripted(await request.json(loads=orjson.loads)))
 
     async def live(self, request):
-        return web.json_response({})
+        return answer_of({})
 
     async def sessions(self, request):
-        return web.json_response({"open": 0, "epoch": "bench"})
+        return answer_of({"open": 0, "epoch": "bench"})
 
     async def clean(self, request):
-        return web.json_response({"clean": True})
+        return answer_of({"clean": True})
 
     async def trial(self, request):
         """A Gateway that only notes when it was asked."""
         self.created.set()
-        return web.json_response({"status": "completed", "reward": 1.0, "metrics": {}, "error": None}, status=202)
+        return answer_of({"status": "completed", "reward": 1.0, "metrics": {}, "error": None}, 202)
 
     async def run(self, request):
         """Three model calls with a growing history, and a verdict."""
-        row = await request.json()
+        row = await request.json(loads=orjson.loads)
         params, output = row["responses_create_params"], []
         for turn in range(3):
             body = {**params, "input": [*params["input"], *output]}
-            async with self.http.post(f"{self.callbacks_url}/v1/responses", json=body) as answer:
-                output += (await answer.json())["output"]
+            async with self.http.post(f"{self.callbacks_url}/v1/responses", data=orjson.dumps(body)) as answer:
+                output += (await answer.json(loads=orjson.loads))["output"]
             if turn < 2:
                 call_id = output[-1]["call_id"]
                 output.append({"type": "function_call_output", "call_id": call_id, "output": "x" * 2000})
-        return web.json_response({**row, "response": {"output": output}, "reward": 1.0})
+        return answer_of({**row, "response": {"output": output}, "reward": 1.0})
 
 
 @asynccontextmanager
@@ -119,7 +124,7 @@ def payload(settings, model_url):
 async def trial(http, url, body):
     """Seconds from creation to the end, and the terminal snapshot."""
     started = time.monotonic()
-    async with http.post(f"{url}/v1/trials", json=body) as answer:
+    async with http.post(f"{url}/v1/trials", data=orjson.dumps(body)) as answer:
         snapshot = await answer.json()
     while snapshot.get("status") in ("queued", "running"):
         async with http.get(f"{url}/v1/trials/{body['request_id']}", params={"wait_s": WAIT_S}) as answer:

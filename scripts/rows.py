@@ -127,7 +127,7 @@ def check_values(tree):
         value, path, depth = waiting.pop()
         if depth > MAX_DEPTH:
             raise RowError(_key_of(path), f"nested deeper than {MAX_DEPTH} levels")
-        if isinstance(value, dict) and (fault := _value_fault("".join(value))):
+        if isinstance(value, dict) and not (keys := "".join(value)).isascii() and (fault := _value_fault(keys)):
             raise RowError(_key_of((path, "(a key)")), fault)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(item, str) and item.isascii() or item is True or item is False or item is None:

@@ -63,8 +63,10 @@ class Gateway:
         self.environment = Environment([Pair(self.http, *urls, timeout_s, on_lost) for urls in self.pairs])
         await self.trials.start(self.environment)
         self.watch = asyncio.create_task(self.environment.watch())
-        # What is there now stays; a collection need not look at it again.
+        # What is there now stays; a collection need not look at it again. What comes is JSON, which goes
+        # without a collection: one for each 700 objects of it, the default, is time lost.
         gc.freeze()
+        gc.set_threshold(20_000)
 
     async def serve(self):
         """Answer until a signal; then end the trials while their servers still live, and the listeners after them."""

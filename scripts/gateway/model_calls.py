@@ -19,7 +19,8 @@ from terminal import printable
 
 RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30
-CONNECT_TIMEOUT_S = 10
+# Only of the connection: the trial's deadline lies over the rest.
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
 EXCERPT = 200
 # Room for a message and some reasoning beside each call.
 ITEMS_PER_CALL = 8
@@ -85,10 +86,9 @@ class ModelCalls:
 
     async def _send(self, endpoint, request):
         headers = {"Content-Type": "application/json", "Accept": "application/json", **endpoint.headers}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self.http.post(
-                endpoint.url, data=request, headers=headers, allow_redirects=False, timeout=timeout
+                endpoint.url, data=request, headers=headers, allow_redirects=False, timeout=TIMEOUT
             ) as answer:
                 text = await self._read(endpoint, answer)
                 return answer.status, text, _seconds(answer.headers.get("Retry-After"))

@@ -177,7 +177,9 @@ class Registry:
     def digest(self, payload):
         """Hash by which a repeated create is known: `30` and `30.0` are the same, key order is none."""
         try:
-            canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
+            canonical = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
+            if b".0" in canonical:  # only then can it hold a whole number as a float
+                canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
         except (orjson.JSONEncodeError, RecursionError):
             raise unfit("environment", "is nested too deep") from None
         return hashlib.blake2b(canonical, key=self.salt, digest_size=32).hexdigest()

@@ -77,9 +77,8 @@ def bearer_of(token):
 
 async def read_body(request, limit):
     """The request's body. Raises ApiError: 413 beyond `limit` bytes, 408 where it is slow, 400 where it breaks off."""
-    too_large = ApiError(413, "body_too_large", f"more than {limit} bytes (GATEWAY_MAX_BODY_BYTES)")
     if (request.content_length or 0) > limit:
-        raise too_large
+        raise too_large(limit)
     parts, size = [], 0
     try:
         if request.headers.get("Expect", "").lower() == "100-continue":
@@ -88,12 +87,16 @@ async def read_body(request, limit):
             async for part in request.content.iter_any():
                 parts.append(part)
                 if (size := size + len(part)) > limit:
-                    raise too_large
+                    raise too_large(limit)
     except TimeoutError:
         raise ApiError(408, "body_too_slow", f"the body took more than {BODY_TIMEOUT_S} s") from None
     except (web.RequestPayloadError, ConnectionError):
         raise ApiError(400, "body_broken", "the body broke off") from None
     return b"".join(parts)
+
+
+def too_large(limit):
+    return ApiError(413, "body_too_large", f"more than {limit} bytes (GATEWAY_MAX_BODY_BYTES)")
 
 
 def from_loopback(request):

@@ -1,10 +1,10 @@
 """The trials this Gateway runs: admission, queue, leases and deadlines, the race for the end, clean-up.
 
 Each live trial has one task that owns it from admission to its terminal state. Whatever else may
-end a trial (abort, lease, deadline, a lost server, a fault of its model calls) only calls `settle`
-and wakes that task; the first outcome wins. Invariants: a trial takes a slot before the agent
-hears of it and gives it back after its state is proved gone; the endpoint's credentials leave
-memory with the live trial; ended trials live in the store alone.
+end a trial (abort, lease, deadline, a lost server, a fault of its model calls) only calls `settle`,
+which cancels what the trial does, and so wakes that task; the first outcome wins. Invariants: a
+trial takes a slot before the agent hears of it and gives it back after its state is proved gone;
+the endpoint's credentials leave memory with the live trial; ended trials live in the store alone.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ class Live:
         self.trial = Trial(request.request_id, now, request.deadline_s, request.lease_s)
         self.rollout_id = secrets.token_hex(16)
         self.stored, self.settled, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.tasks = set()  # that its end cancels
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
         self.prompt_items, self.history = None, None
@@ -58,6 +59,17 @@ class Live:
     def settle(self, outcome):
         if self.trial.settle(outcome):
             self.settled.set()
+            for task in self.tasks:
+                task.cancel()
+
+    async def result_of(self, work):
+        """What comes of the coroutine, its exception included; CancelledError once something else settles the trial."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if self.trial.settled:
+            task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
 
     def note(self, body, answer=None):
         """Remember what a model call was sent and what it answered, where the trial asked for its trajectory."""
@@ -228,14 +240,9 @@ class Trials:
 
     async def _own(self, live):
         """The trial's one task: run it until something settles it, clean up, make it terminal."""
-        run = asyncio.create_task(self._run(live))
-        settled = asyncio.create_task(live.settled.wait())
-        await asyncio.wait({run, settled}, return_when=asyncio.FIRST_COMPLETED)
-        settled.cancel()
-        if run.done():
-            live.settle(_result(run))
-        run.cancel()
-        await asyncio.wait({run})
+        result = await live.result_of(self._run(live))
+        if not live.trial.settled:
+            live.settle(_outcome(result))
         try:
             await self._end(live, await self._clean(live))
         finally:
@@ -328,16 +335,13 @@ class Trials:
         live.has_begun()
         live.callbacks += 1
         began = time.monotonic()
-        call = asyncio.create_task(self._forward(live, body))
-        settled = asyncio.create_task(live.settled.wait())
-        await asyncio.wait({call, settled}, return_when=asyncio.FIRST_COMPLETED)
-        settled.cancel()
-        call.cancel()
-        await asyncio.wait({call})
+        answer = await live.result_of(self._forward(live, body))
         self.metrics.called(time.monotonic() - began)
-        if call.cancelled() or live.trial.settled:
+        if live.trial.settled:
             raise ApiError(410, "rollout_ended", "this rollout has ended")
-        return call.result()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     async def _forward(self, live, body):
         """One forwarded call; a fault settles the trial, by whose fault it is."""
@@ -418,8 +422,8 @@ class Trials:
 _NO_ITEMS = {"tool_calls": 0, "tool_outputs": 0, "assistant_messages": 0, "model_output_items": 0}
 
 
-def _result(run):
-    """Outcome of a finished run; a fault of our own code is the infrastructure's, not the policy's."""
-    if error := run.exception():
-        return failed("agent_error", "gateway_fault", f"{type(error).__name__}: {error}")
-    return run.result()
+def _outcome(result):
+    """Outcome of a run; a fault of our own code is the infrastructure's, not the policy's."""
+    if isinstance(result, BaseException):
+        return failed("agent_error", "gateway_fault", f"{type(result).__name__}: {result}")
+    return result

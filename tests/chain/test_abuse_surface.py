@@ -174,7 +174,7 @@ def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(grap
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\n"
     both = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     answer = exchange(graph, (head + both + smuggled).encode())
-    assert answer.startswith(b"HTTP/1.1 400") and b"ambiguous_length" in answer and answer.count(b"HTTP/1.1") == 1
+    assert answer.split()[1] == b"400" and b"ambiguous_length" in answer and answer.count(b"HTTP/1.") == 1
 
 
 @pytest.mark.parametrize(

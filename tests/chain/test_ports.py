@@ -40,9 +40,7 @@ def is_marked(process, mark):
 )
 def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
     base = free_block()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", base + offset))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", base + offset)):
         error = refused(environment(tmp_path / "run", base))
         assert f"port {base + offset}" in error and variable in error
         assert str(os.getpid()) in error and Path(sys.executable).name in error
@@ -52,17 +50,13 @@ def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
 
 def test_e5_the_ports_of_further_pairs_are_looked_at_too(tmp_path):
     base = free_block()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", base + 6))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", base + 6)):
         assert f"port {base + 6}" in refused(environment(tmp_path / "run", base, GYM_REPLICAS="2"))
 
 
 def test_e5_a_port_taken_on_every_interface_is_seen(tmp_path):
     base = free_block()
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", base))
-        taken.listen()
+    with socket.create_server(("0.0.0.0", base)):
         assert str(os.getpid()) in refused(environment(tmp_path / "run", base))
 
 

@@ -176,8 +176,8 @@ def test_the_pinned_commit_takes_the_patches_too(tmp_path):
     for name in read_sums():
         command = ["git", "show", f"{apply_patches.GYM_COMMIT}:{name}"]
         shown = subprocess.run(command, cwd=given, capture_output=True, text=True)
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
         if shown.returncode == 0:
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(shown.stdout)
     assert (tree / APP).exists(), f"{given} does not have {apply_patches.GYM_COMMIT}"
     assert tree_state(tree, read_sums()) == "pristine"
