@@ -53,7 +53,7 @@ COPY patches /opt/relax-nemo-gym/patches
 COPY scripts/apply_patches.py scripts/settings.py scripts/terminal.py /opt/relax-nemo-gym/scripts/
 COPY env.example /opt/relax-nemo-gym/
 RUN .venv/bin/python /opt/relax-nemo-gym/scripts/apply_patches.py --tree . \
-    && .venv/bin/python -m compileall -q resources_servers responses_api_agents \
+    && .venv/bin/python -m compileall -q nemo_gym resources_servers responses_api_agents \
     && for server in resources_servers/workplace_assistant responses_api_agents/simple_agent; do \
         ln -s ../../.venv "$server/.venv"; done \
     && rm -rf .venv
