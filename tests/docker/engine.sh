@@ -61,6 +61,8 @@ stop() {
         kill "$pid"
         while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
     fi
+    # The daemon leaves the mount of a network namespace behind once a container had the host's.
+    umount "$STATE"/exec/netns/* 2>/dev/null || true
     rm -rf "$STATE" || say "$STATE could not be removed whole"
 }
 
