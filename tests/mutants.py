@@ -212,6 +212,11 @@ MUTANTS = [
         (
             (TRIALS, "self._by_rollout.pop(live.rollout_id, None)", "pass"),
             (TRIALS, "live is None or live.trial.settled or live.trial.status is not Status.RUNNING:", "live is None:"),
+            (
+                TRIALS,
+                "if live.trial.settled:\n            raise ApiError(410",
+                "if False:\n            raise ApiError(410",
+            ),
         ),
         tests="chain/test_abuse_callbacks.py -k replayed",
         needs_graph=True,
