@@ -68,6 +68,13 @@ MUTANTS = [
     # Defences that a unit test sees go.
     unit("clock", TRIALS, "return self._epoch + self.clock()", "return time.time()", "test_trials.py -k jump"),
     unit("twin", TRIALS, "await live.stored.wait()", "pass", "test_trials.py -k twin"),
+    unit(
+        "admit",
+        TRIALS,
+        "if self._is_full() and request_id not in",
+        "if False and request_id not in",
+        "test_trials.py -k turns",
+    ),
     unit("stall", TRIALS, "if now - last > TICK_LATE_S:", "if False:", "test_trials.py -k was_stopped"),
     unit("controls", "scripts/terminal.py", "str(text).translate(CONTROLS)", "str(text)", "test_terminal.py"),
     unit("store-mode", STORE, "os.chmod(name, 0o600)", "pass", "test_store.py -k open_to_others"),
@@ -192,7 +199,7 @@ MUTANTS = [
     ),
     chain("redirects", CALLS, "allow_redirects=False", "allow_redirects=True", "test_abuse_callbacks.py -k redirect"),
     chain("networks", PROTOCOL, "        if not allowed:", "        if False:", "test_abuse_callbacks.py -k leaves"),
-    chain("queue", TRIALS, "if len(self.live) >= ", "if -1 >= ", "test_abuse_load.py -k queue"),
+    chain("queue", TRIALS, "return len(self.live) >= ", "return -1 >= ", "test_abuse_load.py -k queue"),
     chain(
         "abort",
         TRIALS,

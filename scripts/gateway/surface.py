@@ -129,6 +129,7 @@ def public(settings, trials, registry, health):
 
     async def create(request):
         payload = parse_json(await read_body(request, settings.GATEWAY_MAX_BODY_BYTES))
+        await trials.admit(str(payload.get("request_id")))
         return json_answer(await trials.create(registry.request(payload, from_loopback(request))), 202)
 
     async def show(request, request_id):

@@ -9,6 +9,7 @@ the endpoint's credentials leave memory with the live trial; ended trials live i
 
 import asyncio
 import copy
+import random
 import secrets
 import sqlite3
 import time
@@ -24,7 +25,8 @@ TICK_S = 0.2
 # Beyond this age of the last tick the janitor is not healthy.
 TICK_LATE_S = 5
 RETENTION_EVERY_S = 10
-RETRY_AFTER_S = 2
+# Spread, since those who are refused at one moment would come back at one.
+RETRY_AFTER_S = (2, 10)
 
 
 class Live:
@@ -144,14 +146,29 @@ class Trials:
 
     # --- what clients ask for --------------------------------------------------------------
 
+    async def admit(self, request_id):
+        """Raise ApiError 429 for a trial that is not known while the queue is full: before its payload costs anything.
+
+        A crowd that is refused and comes back would keep the Gateway from all else otherwise.
+        """
+        if self._is_full() and request_id not in self.live and await self._find(request_id) is None:
+            raise self._queue_full()
+
+    def _is_full(self):
+        return len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT
+
+    def _queue_full(self):
+        retry_after = str(random.randint(*RETRY_AFTER_S))
+        return ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": retry_after})
+
     async def create(self, request):
         """Take a trial, or find it taken. Returns its snapshot. Raises ApiError 409, 429 or 503."""
         if known := await self._known(request):
             return known
         if self.stopping:
             raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
-        if len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT:
-            raise ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": str(RETRY_AFTER_S)})
+        if self._is_full():
+            raise self._queue_full()
         live = Live(request, self.clock(), self.wall())
         self.live[request.request_id] = live
         try:

@@ -388,6 +388,26 @@ def test_a_full_queue_is_a_429_and_the_others_run(bench):
     bench(work)
 
 
+def test_a_full_queue_turns_new_trials_away_before_their_payload_is_looked_at(bench):
+    async def work(b):
+        await b.create(0)
+        await b.until(0)
+        await b.trials.admit("relax-9")
+        for number in range(1, 8):
+            await b.create(number, hang)
+        for known in ("relax-0", "relax-1", "relax-7"):
+            await b.trials.admit(known)
+        waits = {
+            (await refused(b.trials.admit("relax-9"), 429, "queue_full")).headers["Retry-After"] for _ in range(40)
+        }
+        assert len(waits) > 1, "who is refused at one moment comes back at several"
+        await b.trials.abort("relax-7")
+        await b.until(7)
+        await b.trials.admit("relax-9")
+
+    bench(work)
+
+
 def test_the_queue_is_bounded_in_a_burst_too(bench):
     async def work(b):
         answers = await asyncio.gather(*(b.create(n, hang) for n in range(200)), return_exceptions=True)
