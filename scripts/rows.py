@@ -234,21 +234,21 @@ def to_relax(row):
     return {"input": prompt, "metadata": metadata}
 
 
-def to_run_request(task):
+def to_run_request(task, checked=False):
     """Give the raw row of `task`: a raw row itself, or a session input `{"messages", "metadata"}`.
 
-    Raises RowError; for a session input the key is named as it stands there.
+    Raises RowError; for a session input the key is named as it stands there. A task that is
+    `checked`, since it passed before, is only converted.
     """
     if not isinstance(task, dict):
         raise RowError("", f"the task is not an object but {_type_name(task)}")
-    if WRAPPER in task or "messages" not in task:
-        check_row(task)
-        return task
-    row = _from_session(task["messages"], _require(task, "", "metadata", dict))
-    try:
-        check_row(row)
-    except RowError as error:
-        raise RowError(_session_key(error.key), error.message) from None
+    converted = WRAPPER not in task and "messages" in task
+    row = _from_session(task["messages"], _require(task, "", "metadata", dict)) if converted else task
+    if not checked:
+        try:
+            check_row(row)
+        except RowError as error:
+            raise RowError(_session_key(error.key) if converted else error.key, error.message) from None
     return row
 
 

@@ -66,7 +66,7 @@ class Gateway:
         # What is there now stays; a collection need not look at it again. What comes is JSON, which goes
         # without a collection: one for each 700 objects of it, the default, is time lost.
         gc.freeze()
-        gc.set_threshold(20_000)
+        gc.set_threshold(100_000)
 
     async def serve(self):
         """Answer until a signal; then end the trials while their servers still live, and the listeners after them."""

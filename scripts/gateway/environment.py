@@ -91,7 +91,7 @@ class Pair:
         Raises Unreached, and the pair is down until it is looked at again.
         """
         url = f"{self.agent_url}/run"
-        body = orjson.dumps(_with_id(run_request, rollout_id))
+        body = orjson.dumps(for_agent(run_request, rollout_id))
         try:
             async with self.http.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
                 status, text = answer.status, await answer.read()
@@ -182,11 +182,23 @@ class Pair:
 REFUSED = object()
 
 
-def _with_id(run_request, rollout_id):
-    """The run request with the rollout id where the resource server and the model calls find it."""
-    params = run_request["responses_create_params"]
-    metadata = {**(params.get("metadata") or {}), ROLLOUT_KEY: rollout_id}
-    return {**run_request, "rollout_id": rollout_id, "responses_create_params": {**params, "metadata": metadata}}
+def for_agent(run_request, rollout_id):
+    """The run request with the rollout id where the resource server and the model calls find it, and tools by name.
+
+    Only the policy reads more of a tool, and the model calls put it in again. It is most of a row, and would be
+    parsed and written in each of the nine messages between the servers.
+    """
+    params = dict(run_request["responses_create_params"])
+    params["metadata"] = {**(params.get("metadata") or {}), ROLLOUT_KEY: rollout_id}
+    if params.get("tools"):
+        params["tools"] = [_name_only(tool) for tool in params["tools"]]
+    return {**run_request, "rollout_id": rollout_id, "responses_create_params": params}
+
+
+def _name_only(tool):
+    if tool.get("type") != "function":
+        return tool
+    return {"type": "function", "name": tool["name"], "parameters": None, "strict": None}
 
 
 def graded(answer, url):

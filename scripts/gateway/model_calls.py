@@ -45,12 +45,12 @@ class ModelCalls:
     def __init__(self, http, settings, check_answer):
         self.http, self.settings, self.check_answer = http, settings, check_answer
 
-    async def forward(self, endpoint, sampling_params, body, deadline):
-        """Send one call and return the answer (dict). `deadline`: loop time.
+    async def forward(self, endpoint, call_params, body, deadline):
+        """Send one call, `call_params` over its body, and return the answer (dict). `deadline`: loop time.
 
         Raises EndpointFault, TooManyCalls, or TimeoutError at the deadline.
         """
-        request = orjson.dumps(outgoing(body, endpoint.model, sampling_params))
+        request = orjson.dumps(outgoing(body, endpoint.model, call_params))
         async with asyncio.timeout_at(deadline):
             status, text = await self._insist(endpoint, request)
         answer = complete(self._parse(endpoint, status, text))
@@ -136,9 +136,9 @@ def _seconds(text):
     return float(text) if text and text.isdecimal() and len(text) < 7 else None
 
 
-def outgoing(body, model, sampling_params):
+def outgoing(body, model, call_params):
     """The call as the endpoint gets it: the rollout id taken out, the row's own metadata kept."""
-    sent = {**body, **sampling_params, "model": model}
+    sent = {**body, **call_params, "model": model}
     metadata = {key: value for key, value in (body.get("metadata") or {}).items() if key != ROLLOUT_KEY}
     sent.pop("metadata", None)
     return sent | ({"metadata": metadata} if metadata else {})

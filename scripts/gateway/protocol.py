@@ -23,8 +23,8 @@ VERSION = "1.1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
 INTERRUPT_POLICY = "protected"
 MAX_DEADLINE_S = 1800
-# Lists of tools remembered as good; one takes some 15 kB.
-KNOWN_TOOLS = 64
+# What is remembered of tasks that passed: a group runs its task many times, and many tasks have the same tools.
+KNOWN_TASKS, KNOWN_TOOLS, KNOWN_TOOLS_BYTES = 8192, 64, 64 << 10
 # Carries the rollout id through the agent to its model calls and back out; no row's own metadata has it.
 ROLLOUT_KEY = "relax_nemo_gym_rollout_id"
 HOP_BY_HOP = {
@@ -127,7 +127,7 @@ class TrialRequest:
     digest: str
     run_request: dict = field(repr=False)
     endpoint: Endpoint
-    sampling_params: dict
+    call_params: dict = field(repr=False)  # go into each model call: sampling parameters, and the row's tools if any
     deadline_s: float
     lease_s: float
     keeps_trajectory: bool = False
@@ -144,13 +144,36 @@ def parse_json(body):
     return payload
 
 
+class KnownTasks:
+    """Tasks that passed, by the hash of what was sent: (digest, {"tools"} of their model calls). Bounded in memory."""
+
+    def __init__(self):
+        self._tasks, self._tools = {}, {}
+
+    def get(self, sent):
+        return self._tasks.get(sent)
+
+    def add(self, sent, digest, tools):
+        """Remember a task; `tools`: JSON text of its tools, or None."""
+        if len(tools or b"") <= KNOWN_TOOLS_BYTES:
+            if len(self._tasks) >= KNOWN_TASKS or len(self._tools) >= KNOWN_TOOLS:
+                self._tasks.clear()
+                self._tools.clear()
+            self._tasks[sent] = digest, self._tools.setdefault(tools, call_params(tools))
+
+
+def call_params(tools):
+    """What a row with these tools (JSON text or None) puts into its model calls."""
+    return {} if tools is None else {"tools": orjson.Fragment(tools)}
+
+
 class Registry:
     """What this Gateway runs and from where: turns payloads into TrialRequests."""
 
     def __init__(self, networks, own_ports, check_params, salt):
-        """`check_params(dict)` raises pydantic's ValidationError for what NeMo Gym would refuse."""
+        """`check_params(dict)` gives NeMo Gym's model of the parameters, or raises pydantic's ValidationError."""
         self.networks, self.own_ports, self.check_params, self.salt = networks, own_ports, check_params, salt
-        self._good_tools = set()  # as JSON text
+        self._known = KnownTasks()
 
     def request(self, payload, from_loopback):
         """Check a payload. Raises ApiError 422 (shape) or 400 (not registered, not allowed)."""
@@ -163,26 +186,32 @@ class Registry:
             raise unfit(*_first(error)) from None
         self._check_registered(create)
         endpoint = self._endpoint(create, from_loopback)
+        run_request, task_digest, tools = self._run_request(create)
+        environment = payload["environment"] | {"task": task_digest.hex()}
         return TrialRequest(
             request_id=create.request_id,
-            digest=self.digest(payload),
-            run_request=self._run_request(create),
+            digest=self._digest(payload | {"environment": environment}, "environment").hex(),
+            run_request=run_request,
             endpoint=endpoint,
-            sampling_params=_sampling_params(create.generation.sampling_params),
+            call_params=_sampling_params(create.generation.sampling_params) | tools,
             deadline_s=create.deadline_s,
             lease_s=create.lease_s,
             keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
-    def digest(self, payload):
-        """Hash by which a repeated create is known: `30` and `30.0` are the same, key order is none."""
+    def _hash(self, tree):
+        """Keyed hash of an object's JSON, whatever the order of its keys, and that JSON. Raises JSONEncodeError."""
+        text = orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(text, key=self.salt, digest_size=32).digest(), text
+
+    def _digest(self, tree, field):
+        """The hash by which a repeated object is known: `30` and `30.0` are the same."""
         try:
-            canonical = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
-            if b".0" in canonical:  # only then can it hold a whole number as a float
-                canonical = orjson.dumps(_whole_numbers(payload), option=orjson.OPT_SORT_KEYS)
-        except (orjson.JSONEncodeError, RecursionError):
-            raise unfit("environment", "is nested too deep") from None
-        return hashlib.blake2b(canonical, key=self.salt, digest_size=32).hexdigest()
+            sent, text = self._hash(tree)
+            # Only with such text can it hold a whole number as a float.
+            return self._hash(_whole_numbers(tree))[0] if b".0" in text else sent
+        except orjson.JSONEncodeError:
+            raise unfit(field, "is nested too deep") from None
 
     def _check_registered(self, create):
         wanted = create.environment
@@ -196,33 +225,54 @@ class Registry:
                 raise ApiError(400, "deadline_not_allowed", f"at most {MAX_DEADLINE_S} s", name)
 
     def _run_request(self, create):
-        """The raw row that the agent gets, overrides applied."""
+        """The raw row to run, overrides applied, the digest of the task as it was given, and {"tools"} of its calls."""
+        task, overrides = create.environment.task, create.generation.responses_create_params
+        sent = self._sent(task)
+        known = self._known.get(sent)
+        row = self._row(task, checked=known is not None)
+        if known and not overrides:
+            return row, *known
+        digest = self._digest(task, "environment.task")
+        if overrides:
+            row, tools = self._overridden(row, overrides)
+        else:
+            tools = self._checked_tools(row["responses_create_params"], "environment.task")
+            self._known.add(sent, digest, tools)
+        return row, digest, call_params(tools)
+
+    def _sent(self, task):
         try:
-            row = to_run_request(create.environment.task)
+            return self._hash(task)[0]
+        except orjson.JSONEncodeError:
+            return None  # the checks say what is wrong with it
+
+    def _row(self, task, checked):
+        try:
+            return to_run_request(task, checked)
         except RowError as error:
             raise unfit(_task_field(error.key), error.message) from None
-        overrides = create.generation.responses_create_params
+
+    def _overridden(self, row, overrides):
         params = row["responses_create_params"] | overrides
+        tools = self._checked_tools(params, "generation")
         try:
-            self._check_params(params)
-            if overrides:
-                check_row(row | {"responses_create_params": params})
+            check_row(row | {"responses_create_params": params})
         except RowError as error:
             raise unfit(f"generation.{error.key}", error.message) from None
+        return row | {"responses_create_params": params}, tools
+
+    def _checked_tools(self, params, place):
+        """Have NeMo Gym check parameters: JSON text of their tools as it writes them, or None. Raises ApiError 422."""
+        try:
+            checked = self.check_params(params)
         except ValidationError as error:
             field, message = _first(error)
-            raise unfit(_task_field(f"responses_create_params.{field}"), message) from None
+            raise unfit(f"{place}.responses_create_params.{field}", message) from None
         if ROLLOUT_KEY in (params.get("metadata") or {}):
-            raise unfit(_task_field("responses_create_params.metadata"), f"{ROLLOUT_KEY} is the Gateway's own")
-        return {**row, "responses_create_params": params}
-
-    def _check_params(self, params):
-        """Have NeMo Gym's model check the parameters; tools, which many rows share, are checked once."""
-        tools = orjson.dumps(params.get("tools"))
-        self.check_params(params | {"tools": []} if tools in self._good_tools else params)
-        if len(self._good_tools) == KNOWN_TOOLS:
-            self._good_tools.clear()
-        self._good_tools.add(tools)
+            raise unfit(f"{place}.responses_create_params.metadata", f"{ROLLOUT_KEY} is the Gateway's own")
+        if not params.get("tools"):
+            return None
+        return orjson.dumps(checked.model_dump(include={"tools"}, exclude_unset=True)["tools"])
 
     def _endpoint(self, create, from_loopback):
         wanted = create.model_endpoint

@@ -365,9 +365,7 @@ class Trials:
         request = live.request
         live.note(body)
         try:
-            answer = await self.model_calls.forward(
-                request.endpoint, request.sampling_params, body, live.trial.deadline
-            )
+            answer = await self.model_calls.forward(request.endpoint, request.call_params, body, live.trial.deadline)
         except TooManyCalls as error:
             live.settle(Outcome(Status.TRUNCATED, 0.0, dict(_NO_ITEMS), Fault("too_many_calls", None, str(error))))
         except EndpointFault as fault:

@@ -93,7 +93,15 @@ def test_the_model_call_carries_key_model_parameters_and_the_rows_own_metadata(g
     headers, body = policy.calls[0].headers, policy.calls[0].body
     assert headers["Authorization"] == f"Bearer {payload['session']['session_id']}" and headers["X-Extra"] == "yes"
     assert (body["model"], body["temperature"], body["top_p"]) == ("other", 0.25, 0.5)
-    assert body["metadata"] == {"mine": "kept"} and len(body["tools"]) == 27
+    assert body["metadata"] == {"mine": "kept"}
+
+
+def test_each_model_call_carries_the_rows_tools_whole(graph, models, example_rows):
+    policy = models.script(call("email_search_emails", query="x"), DONE)
+    assert graph.wait(graph.start(graph.payload(policy, example_rows[0])))["status"] == "completed"
+    tools = example_rows[0]["responses_create_params"]["tools"]
+    assert [call.body["tools"] for call in policy.calls] == [tools, tools] and len(tools) == 27
+    assert "Error" not in policy.calls[1].body["input"][-1]["output"]
 
 
 def test_the_key_may_go_into_another_header(graph, models):

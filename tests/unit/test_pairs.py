@@ -1,6 +1,7 @@
 """Pairs of agent and resource server: how many, at which ports, how they are bound, which one a trial gets."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import gym_up
 import settings as variables
 import supervise
 from gateway.app import graph_urls
-from gateway.environment import Environment, Pair
+from gateway.environment import Environment, Pair, for_agent
+from gateway.protocol import ROLLOUT_KEY
 
 
 def load(**changes):
@@ -119,3 +121,22 @@ def test_open_sessions_are_the_sum_where_every_server_tells():
     second.open_sessions = None
     assert environment.open_sessions is None
     assert list(environment.servers()) == ["agent", "resource", "agent_2", "resource_2"]
+
+
+def test_the_agent_gets_the_rollout_id_and_of_a_function_its_name_alone():
+    function = {
+        "type": "function",
+        "name": "a",
+        "description": "long",
+        "parameters": {"type": "object"},
+        "strict": True,
+    }
+    other = {"type": "custom", "name": "b", "description": "whole"}
+    row = {"id": 7, "responses_create_params": {"input": "x", "metadata": {"mine": "kept"}, "tools": [function, other]}}
+    before = json.dumps(row)
+    params = for_agent(row, "r")["responses_create_params"]
+    assert params["tools"] == [{"type": "function", "name": "a", "parameters": None, "strict": None}, other]
+    assert params["metadata"] == {"mine": "kept", ROLLOUT_KEY: "r"} and for_agent(row, "r")["rollout_id"] == "r"
+    assert json.dumps(row) == before
+    without = for_agent({"responses_create_params": {"input": "x"}}, "r")["responses_create_params"]
+    assert without == {"input": "x", "metadata": {ROLLOUT_KEY: "r"}}

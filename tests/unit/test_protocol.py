@@ -108,7 +108,7 @@ def test_what_may_be_left_out_has_its_meaning():
         metadata=DELETE,
     )
     assert request.endpoint.headers == {"Authorization": f"Bearer {SESSION_ID}"}
-    assert request.sampling_params == {} and request.run_request == ROW
+    assert set(request.call_params) == {"tools"} and request.run_request == ROW
 
 
 def test_fields_to_come_are_passed_over():
@@ -143,8 +143,18 @@ def test_generation_goes_over_the_rows_parameters_and_leaves_the_payload_alone()
     assert made == before
 
 
-def test_sampling_parameters_are_handed_on():
-    assert taken(generation__sampling_params={"top_p": 0.9}).sampling_params == {"top_p": 0.9}
+def test_sampling_parameters_and_the_rows_tools_go_into_the_model_calls():
+    params = taken(generation__sampling_params={"top_p": 0.9}).call_params
+    assert json.loads(orjson.dumps(params)) == {"top_p": 0.9, "tools": ROW["responses_create_params"]["tools"]}
+    for tools in ([], DELETE):
+        assert taken(environment__task__responses_create_params__tools=tools).call_params == {}
+
+
+def test_the_tools_of_the_model_calls_are_what_nemo_gyms_model_makes_of_them():
+    tool = {"type": "function", "name": "a", "parameters": None, "strict": "yes"}
+    for changes in ({"environment__task__responses_create_params__tools": [tool]},
+                    {"generation__responses_create_params": {"tools": [tool]}}):  # fmt: skip
+        assert json.loads(orjson.dumps(taken(**changes).call_params))["tools"] == [tool | {"strict": True}]
 
 
 # --- what is refused -----------------------------------------------------------------------
@@ -188,7 +198,7 @@ UNFIT = [
     ("environment__new", nested(300), "environment"),
     ("environment__new", nested(1000), "environment"),
     ("environment__task__new", nested(70), "environment.task.new."),
-    ("environment__task__new", nested(300), "environment"),
+    ("environment__task__new", nested(300), "environment.task.new."),
     ("model_endpoint", DELETE, "model_endpoint"),
     ("model_endpoint__base_url", DELETE, "model_endpoint.base_url"),
     ("model_endpoint__base_url", 7, "model_endpoint.base_url"),
@@ -312,7 +322,7 @@ def test_no_value_anywhere_is_more_than_a_refusal(changes):
     except ApiError as error:
         assert error.status in (400, 422) and error.field
     else:
-        orjson.dumps(request.run_request), orjson.dumps(request.sampling_params)
+        orjson.dumps(request.run_request), orjson.dumps(request.call_params)
 
 
 @pytest.mark.parametrize(
@@ -454,10 +464,9 @@ def test_secrets_are_taken_out_of_a_text_the_longest_first():
 def test_the_same_payload_in_other_words_has_the_same_digest():
     made = payload()
     backwards = dict(reversed(made.items())) | {"session": dict(reversed(made["session"].items()))}
-    digests = {taken(deadline_s=value).digest for value in (600, 600.0)}
-    assert (
-        digests == {registry().request(backwards, False).digest} == {registry().digest(parse_json(orjson.dumps(made)))}
-    )
+    others = [backwards, parse_json(orjson.dumps(made)), payload(deadline_s=600.0)]
+    assert {registry().request(other, False).digest for other in others} == {taken().digest}
+    assert taken(environment__task__new=[1]).digest == taken(environment__task__new=[1.0]).digest != taken().digest
 
 
 @pytest.mark.parametrize(
@@ -482,7 +491,57 @@ def test_every_other_payload_has_another_digest(changes):
 
 def test_a_digest_tells_true_from_one_and_nothing_without_the_salt():
     assert taken(metadata={"a": True}).digest != taken(metadata={"a": 1}).digest
-    assert registry(salt=b"a" * 32).digest(payload()) != registry(salt=b"b" * 32).digest(payload())
+    assert len({registry(salt=salt * 32).request(payload(), False).digest for salt in (b"a", b"b")}) == 2
+
+
+# --- tasks that come again -------------------------------------------------------------------
+
+
+def counting(checked):
+    """A registry that notes the parameters it has NeMo Gym check."""
+    made = registry()
+    check = made.check_params
+    made.check_params = lambda params: checked.append(params) or check(params)
+    return made
+
+
+def test_a_task_is_checked_once_and_what_differs_again():
+    checked = []
+    one = counting(checked)
+    first, again = (one.request(payload(request_id=name), False) for name in ("relax-1", "relax-2"))
+    assert first.run_request == again.run_request and first.digest != again.digest and len(checked) == 1
+    one.request(payload(environment__task__id=99), False)
+    one.request(payload(generation__responses_create_params={"temperature": 0.2}), False)
+    assert len(checked) == 3
+
+
+def test_a_known_task_in_any_shape_is_still_taken_as_it_came_and_a_refused_one_is_never_known():
+    one, relax = registry(), rows.to_relax(ROW)
+    session_input = {"messages": relax["input"], "metadata": relax["metadata"]}
+    for task in (ROW, session_input, ROW, session_input):
+        assert one.request(payload(environment__task=task), False).run_request == ROW
+    for _ in range(2):
+        with pytest.raises(ApiError, match="is not a whole number"):
+            one.request(payload(environment__task__id="7"), False)
+        with pytest.raises(ApiError):
+            one.request(payload(generation__responses_create_params={"temperature": "hot"}), False)
+
+
+def test_the_memory_of_tasks_is_bounded(monkeypatch):
+    monkeypatch.setattr("gateway.protocol.KNOWN_TASKS", 5)
+    monkeypatch.setattr("gateway.protocol.KNOWN_TOOLS", 3)
+    tool = {"type": "function", "name": "a", "parameters": {}, "strict": False}
+    checked = []
+    one = counting(checked)
+    for number in range(12):
+        one.request(payload(environment__task__id=number), False)
+        other = [{**tool, "description": str(number)}]
+        one.request(payload(environment__task__responses_create_params__tools=other), False)
+        assert len(one._known._tasks) <= 5 and len(one._known._tools) <= 3
+    huge = payload(environment__task__responses_create_params__tools=[{**tool, "description": "x" * (64 << 10)}])
+    for _ in range(2):
+        one.request(huge, False)
+    assert len(checked) == 26
 
 
 def test_an_error_has_one_shape():

@@ -84,7 +84,7 @@ async def fail(environment, rollout_id):
 
 
 class MadeUpModel:
-    async def forward(self, endpoint, sampling_params, body, deadline):
+    async def forward(self, endpoint, call_params, body, deadline):
         assert endpoint.headers["Authorization"] == SECRET
         if isinstance(body, tuple):
             raise body[0](*body[1:])
@@ -566,7 +566,7 @@ async def with_items(environment, rollout_id):
 
 
 def answering(b):
-    async def forward(endpoint, sampling_params, body, deadline):
+    async def forward(endpoint, call_params, body, deadline):
         return body["answer"]
 
     b.environment.bench, b.trials.model_calls.forward = b, forward
