@@ -163,7 +163,9 @@ class Trials:
 
     async def create(self, request):
         """Take a trial, or find it taken. Returns its snapshot. Raises ApiError 409, 429 or 503."""
-        if known := await self._known(request):
+        # Else its insertion tells whether the store knows it.
+        ask_first = request.request_id in self.live or self.stopping or self._is_full()
+        if ask_first and (known := await self._known(request)):
             return known
         if self.stopping:
             raise ApiError(503, "service_shutdown", "the Gateway is ending", headers={"Retry-After": "5"})
@@ -176,7 +178,7 @@ class Trials:
         except sqlite3.Error as error:
             self.live.pop(request.request_id, None)
             live.ended.set()
-            if isinstance(error, sqlite3.IntegrityError):  # ended between the look and the insert
+            if isinstance(error, sqlite3.IntegrityError):  # it has ended
                 return await self._known(request)
             raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
         finally:
@@ -185,11 +187,14 @@ class Trials:
         self._spawn(self._own(live))
         return live.trial.snapshot()
 
-    async def _known(self, request):
-        if live := self.live.get(request.request_id):
+    async def _live(self, request_id):
+        """The trial, if it has not ended: what is being taken may prove to have, once the store is asked."""
+        if live := self.live.get(request_id):
             await live.stored.wait()
-            if live is not self.live.get(request.request_id):  # the store refused it, or it has ended
-                return await self._known(request)
+        return self.live.get(request_id)
+
+    async def _known(self, request):
+        if live := await self._live(request.request_id):
             digest, snapshot = live.request.digest, live.trial.snapshot()
         elif (found := await self._find(request.request_id)) is None:
             # A twin may have been admitted while the store was asked.
@@ -215,7 +220,7 @@ class Trials:
 
     async def show(self, request_id, wait_s=0):
         """Snapshot, at the terminal state or after `wait_s`. Raises ApiError 404."""
-        live = self.live.get(request_id)
+        live = await self._live(request_id)
         if live and wait_s:
             try:
                 async with asyncio.timeout(wait_s):
@@ -243,13 +248,13 @@ class Trials:
         return shown | kept
 
     async def renew(self, request_id):
-        if live := self.live.get(request_id):
+        if live := await self._live(request_id):
             live.trial.renew(self.clock())
         else:
             await self.show(request_id)
 
     async def abort(self, request_id):
-        if live := self.live.get(request_id):
+        if live := await self._live(request_id):
             live.settle(aborted())
         return await self.show(request_id)
 

@@ -636,11 +636,13 @@ def test_a_store_that_takes_no_writes_starts_nothing(bench):
 
 def test_a_store_that_cannot_be_read_is_a_503(bench):
     async def work(b):
+        await b.create(1, complete)
+        await b.until(1)
         heal = b.break_store("find")
         await refused(b.trials.show("relax-1"), 503, "store_unavailable")
         await refused(b.create(1), 503, "store_unavailable")
         heal()
-        assert not b.environment.runs
+        assert (await b.create(1))["status"] == "completed" and b.environment.runs == [1]
 
     bench(work)
 
@@ -858,6 +860,43 @@ def test_a_twin_of_a_create_that_the_store_refuses_is_not_told_that_it_was_taken
         assert (await made.create(1))["status"] == "queued"
         await made.until(1)
         assert made.environment.runs == [1]
+
+    bench(work)
+
+
+@pytest.mark.parametrize("asked", ["show", "abort", "renew"])
+def test_a_trial_that_has_ended_never_looks_live_while_it_is_created_again(bench, asked):
+    async def work(made):
+        await made.create(1, complete)
+        await made.until(1)
+        held, insert = asyncio.Event(), made.store.insert
+
+        async def slowly(*values):
+            await held.wait()
+            await insert(*values)
+
+        made.store.insert = slowly
+        again = asyncio.create_task(made.create(1))
+        while "relax-1" not in made.trials.live:
+            await asyncio.sleep(0.001)
+        waits = {"wait_s": 60} if asked == "show" else {}
+        asking = asyncio.create_task(getattr(made.trials, asked)("relax-1", **waits))
+        await asyncio.sleep(0.01)
+        held.set()
+        answer = await asyncio.wait_for(asking, 5)
+        assert answer is None if asked == "renew" else answer["status"] == "completed"
+        assert (await again)["status"] == "completed" and not made.trials.live
+        assert made.environment.runs == [1]
+
+    bench(work)
+
+
+def test_another_payload_under_the_id_of_a_trial_that_has_ended_is_refused(bench):
+    async def work(made):
+        await made.create(1, complete)
+        await made.until(1)
+        await refused(made.create(1, digest="other"), 409, "payload_differs")
+        assert not made.trials.live and made.environment.runs == [1]
 
     bench(work)
 
