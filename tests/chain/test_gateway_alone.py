@@ -56,12 +56,15 @@ def assert_failed(snapshot, code, kind=None):
     assert (snapshot["error"]["code"], snapshot["error"].get("type")) == (code, kind), snapshot
 
 
-def test_the_run_request_is_the_row_with_the_rollouts_id_in_both_places(gateway, scripted):
+def test_the_run_request_is_the_row_with_the_rollouts_id_in_both_places_and_tools_by_name(gateway, scripted):
     assert finish(gateway)["reward"] == 1.0
     [run] = scripted.runs
     rollout_id = run.pop("rollout_id")
     assert run["responses_create_params"].pop("metadata") == {"relax_nemo_gym_rollout_id": rollout_id}
-    assert run == gateway.row and len(rollout_id) == 32
+    params = gateway.row["responses_create_params"]
+    names = [{"type": "function", "name": tool["name"], "parameters": None, "strict": None} for tool in params["tools"]]
+    assert len(names) == 27 and len(rollout_id) == 32
+    assert run == gateway.row | {"responses_create_params": params | {"tools": names}}
     assert scripted.asked == [("GET", f"/cleanup/{rollout_id}")]
 
 
