@@ -14,6 +14,7 @@ with a plot to --out. Takes about six minutes on two cores with the defaults; pa
   gateway   the Gateway alone, with an agent and a resource server that do nothing
 
   make bench
+  scripts/run.sh bench --readme       writes the results that are in --out into README.md, runs nothing
   scripts/run.sh bench --parts graph --concurrency 64 --trials 1000 --rounds 10 --unpatched-up-to 0
 """
 
@@ -29,6 +30,7 @@ from pathlib import Path
 
 import bench_load
 import bench_plot
+import bench_table
 import local
 import settings as variables
 from apply_patches import PATCHES, fingerprint, installed_tree
@@ -37,6 +39,7 @@ from gym_up import readiness
 from settings import ROOT, cores_at_hand, from_command_line
 from terminal import Bar, Failure, clear_line, run, say, stage, table
 from unpatched import overlay
+from written import commit, write
 
 # What the unpatched environment goes without; the others are needed to run trials at all.
 FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
@@ -60,6 +63,7 @@ def options(parser):
         "--unpatched-up-to", type=int, default=64, metavar="N",
         help="most trials at once for which the unpatched graph takes turns; it is slow (0: do not start it) [64]",
     )  # fmt: skip
+    add("--readme", action="store_true", help="only write the results in --out into README.md")
     add("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg [RUN_DIR/bench]")
 
 
@@ -374,7 +378,8 @@ async def ready(settings, process):
 
 def measure(settings, args, parts, levels, out, found):
     """Run the parts, say what each gave, and add it to `found`, which keeps what an interrupted run had."""
-    found |= {"environment": fingerprint(installed_tree()), "cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
+    found |= {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "environment": fingerprint(installed_tree())}
+    found |= {"cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
     if "graph" in parts:
         measure_graphs(settings, args, levels, found.setdefault("graph", {}))
     if "gateway" in parts:
@@ -389,11 +394,22 @@ def measure(settings, args, parts, levels, out, found):
         show_tools(found["tools"])
 
 
+def write_readme(path):
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path}: {error}; make bench writes it") from None
+    write("bench", bench_table.markdown(found))
+    say(f"README.md shows {path}")
+
+
 def main():
     settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=options)
     parts, levels = checked(args)
-    local.allow_many_files()
     out, found = args.out or settings.RUN_DIR / "bench", {}
+    if args.readme:
+        return write_readme(out / "bench.json")
+    local.allow_many_files()
     out.mkdir(parents=True, exist_ok=True)
     try:
         measure(settings, args, parts, levels, out, found)

@@ -5,16 +5,12 @@ result says so, and one that was not held is refused.
 """
 
 import json
-import os
 import re
 
+import written
 from fault_matrix import FAULTS
-from settings import ROOT
 from terminal import Failure, printable
 
-README = ROOT / "README.md"
-START = "<!-- faults: written by `scripts/faults.py --readme` -->\n"
-END = "<!-- /faults -->"
 HEADER = """| fault | how the trials ended | what the user sees | back after | date, commit |
 | --- | --- | --- | --- | --- |
 """
@@ -69,20 +65,10 @@ def markdown(lines):
     return HEADER + "".join(row(name, lines[name]) for name in FAULTS if name in lines)
 
 
-def with_table(text, table):
-    """README text with `table` in its place."""
-    before, start, rest = text.partition(START)
-    if not start or END not in rest:
-        raise Failure(f"{README} has lost the place of the table, {START.strip()} … {END}")
-    return before + START + table + END + rest.partition(END)[2]
-
-
 def write_readme(folder):
     """Write the table into the README. Raises Failure where a line was not held."""
     lines = read(folder)
     for name, line in lines.items():
         if not ("not_run" in line or line["held"]):
             raise Failure(f"{name} was not held; mend it, then run: make faults FAULTS={name}")
-    beside = README.with_suffix(".part")
-    beside.write_text(with_table(README.read_text(), HEADER + "".join(row(name, lines.get(name)) for name in FAULTS)))
-    os.replace(beside, README)
+    written.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))

@@ -17,7 +17,6 @@ minute to start, all faults in 20 minutes on 2 cores. The full disk needs root (
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -33,8 +32,9 @@ from fault_load import Policy
 from fault_matrix import FAULTS, mount_small_disk, unmount
 from fault_run import suffer
 from graph import Graph, free_block, run_script
-from settings import ROOT, from_command_line
+from settings import from_command_line
 from terminal import Failure, run, say, stage
+from written import commit
 
 CONCURRENCY = 16
 # Within one free block: the graph's ports come first.
@@ -110,16 +110,6 @@ def chosen(text):
     if unknown := [name for name in names if name not in FAULTS]:
         raise Failure(f"FAULTS: {unknown[0]} is no fault; `scripts/faults.py --list` names them")
     return [FAULTS[name] for name in names or FAULTS]
-
-
-def commit():
-    """The clone's commit, with a `+` where files differ from it."""
-    with suppress(OSError, subprocess.CalledProcessError):
-        git = ["git", "-C", str(ROOT)]
-        found = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
-        return found.stdout.strip() + ("+" if dirty.stdout.strip() else "")
-    return "unknown"
 
 
 def save(folder, line):

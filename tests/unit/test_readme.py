@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import doctor  # noqa: E402 - this file runs alone too
 import sample_plan  # noqa: E402
 import settings  # noqa: E402
+import written  # noqa: E402
 from checks.case import Finding  # noqa: E402
 
 README = ROOT / "README.md"
@@ -48,9 +49,8 @@ PARTS = {"variables": variable_table, "checks": check_table, "plan": plan}
 
 def with_parts(text):
     for name, part in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name}:")
-        end = f"<!-- /{name} -->"
-        text = f"{before}<!-- {name}: {WRITTEN}{part()}{end}{rest.partition(end)[2]}"
+        before, _, after = written.part(text, name)
+        text = before + part() + after
     return text
 
 
