@@ -12,6 +12,7 @@ Not judged: whether a ground truth is what its text asks for, and whether it can
 
     make gym-up && make audit                        # the five example rows
     make audit SPLIT=train                           # tables here; JSON and SVG in $DATA_ROOT/audit
+    make audit SPLIT=train LIMIT=50                  # a part of the rows, in files of its own
     scripts/run.sh audit --nemo-gym-source-data rows.jsonl
 """
 
@@ -55,7 +56,7 @@ def main():
         "twins": twins(values, path, numbered),
         "seconds": round(time.monotonic() - start, 1),
     }
-    written = write(values.DATA_ROOT / "audit", path.stem, result)
+    written = write(values.DATA_ROOT / "audit", name_of(path, values.LIMIT, len(numbered)), result)
     return report(path, result, written)
 
 
@@ -103,6 +104,11 @@ def twins(values, path, numbered):
             theirs = [(audit_result.place(other, line, row), row) for line, row in rows.read_numbered(other)]
             found += [each for each in row_facts.twins(theirs + own) if each[0] in names and each[1] not in names]
     return [dict(zip(("row", "of", "same_answer"), each, strict=True)) for each in found]
+
+
+def name_of(path, limit, count):
+    """The name of an audit's files: a part of the rows has one of its own, and never replaces the result of all."""
+    return f"{path.stem}-first-{limit}" if count == limit else path.stem
 
 
 def write(folder, name, result):

@@ -75,6 +75,19 @@ def test_rows_that_are_right_pass_and_every_figure_is_counted(audit, tmp_path):
     assert "rows=5 broken=0 replayed=5 altered_refused=3 floor=0.400 ceiling=0.800 repeated=0 contradicting=0" in line
 
 
+def test_a_part_of_the_rows_has_files_of_its_own(audit, tmp_path):
+    folder = tmp_path / "data" / "audit"
+    with ScriptedVerifier() as verifier:
+        _, whole = audit(ROWS, verifier)
+        picture = (folder / "rows.svg").read_text()
+        done, kept = audit(ROWS, verifier, LIMIT=2)
+        assert kept == whole and (folder / "rows.svg").read_text() == picture
+        part = json.loads((folder / "rows-first-2.json").read_text())
+        assert part["source"]["count"] == 2 and (folder / "rows-first-2.svg").exists()
+        assert f"written: {folder}/rows-first-2.json {folder}/rows-first-2.svg" in done.stdout
+        assert f"written: {folder}/rows.json " in audit(ROWS, verifier, LIMIT=6)[0].stdout
+
+
 def test_the_plot_is_one_picture_that_loads_nothing(audit, tmp_path):
     with ScriptedVerifier() as verifier:
         audit([row(100, SEND, category="<b>&"), *ROWS], verifier)
