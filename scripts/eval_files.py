@@ -8,7 +8,8 @@
 Guarantees: a line is appended whole, and one that a kill or a full disk cut off at the end is
 dropped by who reads and by who goes on writing; any other broken line, and one whose fields are
 of another kind, is refused by file and line; config.json and result.json appear whole or not at
-all; one process writes to a folder at a time. It computes no figure and never asks the network.
+all; who goes on writing has the configuration that was begun with; one process writes to a folder
+at a time. It computes no figure and never asks the network.
 """
 
 import fcntl
@@ -32,6 +33,7 @@ FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
 FIELDS = {ROLLOUTS: sample_fields.SAMPLE, FAILURES: sample_fields.FAILURE}
 # Where the rows lie may differ; what they are is told by their hash.
 NOT_COMPARED = frozenset({"rows.path"})
+ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -182,6 +184,11 @@ class Writer:
 
     def _begin(self, config):
         if not (self.path / CONFIG).exists():
+            if left := [name for name in (ROLLOUTS, FAILURES, RESULT) if (self.path / name).exists()]:
+                raise Failure(
+                    f"{self.path}: holds {' and '.join(left)} and no {CONFIG}, so that nothing tells what they are of; "
+                    f"{ANEW}"
+                )
             return write_json(self.path / CONFIG, config)
         # As it will be read back: a tuple is a list then.
         changed = differences(read_json(self.path / CONFIG), json.loads(json.dumps(config)))
@@ -189,7 +196,7 @@ class Writer:
             field, old, new = changed[0]
             raise Failure(
                 f"{self.path}: begun with {field} = {_shown(old)}, and now it is {_shown(new)}; "
-                "put that back to go on, set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
+                f"put that back to go on, or {ANEW}"
             )
 
     def _open(self, name, size):

@@ -499,6 +499,15 @@ def test_a_changed_configuration_is_refused_and_begun_anew_if_asked(bench, chang
     assert len(list(bench.path.parent.iterdir())) == 2
 
 
+def test_samples_without_their_configuration_are_not_gone_on_with(bench):
+    assert bench.evaluate(right)[0] == 0
+    (bench.path / "config.json").unlink()
+    status, _, _, gateway = bench.evaluate(idle)
+    assert status.startswith(f"{bench.path}: ") and "no config.json" in status and "FRESH=1" in status
+    assert not gateway.payloads and not (bench.path / "config.json").exists()
+    assert bench.evaluate(idle, FRESH="1")[0] == 0 and bench.result()["metrics"]["samples"] == 10
+
+
 def test_another_environment_or_other_rows_are_another_configuration(bench):
     assert bench.evaluate(right)[0] == 0
     bench.rows[3]["category"] = "another"

@@ -101,6 +101,15 @@ def test_a_changed_configuration_is_refused_by_field_and_values_and_a_moved_file
             eval_files.Writer(path, CONFIG | changes)
 
 
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "failures.jsonl", "result.json"])
+def test_files_without_their_configuration_are_refused(path, name):
+    path.mkdir(parents=True)
+    (path / name).touch()
+    with pytest.raises(Failure, match=rf"{path}: holds {name} and no config\.json.*EVAL_NAME.*FRESH=1"):
+        eval_files.Writer(path, CONFIG)
+    assert not (path / "config.json").exists()
+
+
 def test_a_result_is_written_whole_and_goes_when_samples_are_added(path, writer):
     writer.finish({"metrics": {"b": 1, "a": 2}})
     assert (path / "result.json").read_text().index('"a"') < (path / "result.json").read_text().index('"b"')
