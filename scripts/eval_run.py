@@ -39,7 +39,7 @@ class Sampler:
         try:
             return insist(lambda: self.endpoint.answer(body), self.settings.EVAL_TRIES, session.ended)
         except ModelError as fault:
-            raise ModelError(GAVE_UP, fault.message) from None
+            raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
 
     def run(self, jobs):
         """Yield the sample of each (row index, row, repeat), as they end. Raises Failure if none can be run."""
@@ -105,7 +105,8 @@ class Sampler:
     def _line(self, index, row, repeat, snapshot, kept, session):
         error = snapshot.get("error")
         if error and session.fault and str(error.get("type")).startswith("endpoint_"):
-            error = error | {"cause": session.fault}
+            # To the Gateway it was the evaluation's own model API that answered.
+            error = error | {"type": f"endpoint_{session.fault.kind}", "cause": session.fault.message}
         metrics = snapshot.get("metrics") or {}
         counted = {name: metrics[name] for name in ("input_tokens", "output_tokens") if name in metrics}
         line = {

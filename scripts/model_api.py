@@ -27,11 +27,15 @@ KNOWN_ITEMS = frozenset({"message", "function_call", "function_call_output", "re
 
 
 class ModelError(Exception):
-    """A model call that gets no answer: HTTP status, message, headers to send along, whether another try may help."""
+    """A model call that gets no answer: HTTP status, message, headers to send along, whether another try may help.
 
-    def __init__(self, status, message, headers=None, again=False):
+    `kind` says what happened, as the Gateway's faults of endpoints do.
+    """
+
+    def __init__(self, status, message, headers=None, again=False, kind="status"):
         super().__init__(message)
         self.status, self.message, self.headers, self.again = status, message, headers or {}, again
+        self.kind = kind
 
 
 class Session:
@@ -210,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 response = self.server.policy(session, body)
             except ModelError as error:
-                session.fault = error.message
+                session.fault = error
                 raise
             session.take(items)
             session.give(response)

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError, ReadTimeoutError
 
 from model_api import ModelError, answered, message
 
@@ -163,7 +163,7 @@ class Endpoint:
             sent = self.wire.request(body | self.sampling) | self.extra | {"model": self.model, "stream": False}
         except ValueError as error:
             said = " ".join(str(error).split())[:EXCERPT]
-            raise ModelError(400, f"the call does not fit the chat wire: {said}") from None
+            raise ModelError(400, f"the call does not fit the chat wire: {said}", kind="wire") from None
         return self._exchange("POST", self.wire.path, sent)
 
     def read(self, raw):
@@ -171,7 +171,7 @@ class Endpoint:
         try:
             return self.wire.response(raw)
         except ValueError as error:
-            raise ModelError(502, f"{self.url}: {error}") from None
+            raise ModelError(502, f"{self.url}: {error}", kind="schema") from None
 
     def models(self):
         """Names of the models that the endpoint lists; [] where it has no list."""
@@ -190,7 +190,7 @@ class Endpoint:
                 data = self._body(url, reply)
         # What a broken chunk is to the libraries below differs: a ValueError, too.
         except (OSError, HTTPError, ValueError) as error:
-            raise ModelError(502, f"{url}: {type(error).__name__}", again=True) from None
+            raise ModelError(502, f"{url}: {type(error).__name__}", again=True, kind=_broken(error)) from None
         if reply.status_code != 200:
             return self._refused(url, reply, data.decode(errors="replace"))
         if self.key and len(self.key) >= SECRET_LENGTH:
@@ -200,9 +200,10 @@ class Endpoint:
         except (ValueError, RecursionError):
             raw = None
         if not isinstance(raw, dict):
-            raise ModelError(502, f"{url}: the answer is not a JSON object")
+            raise ModelError(502, f"{url}: the answer is not a JSON object", kind="not_json")
         if raw.get("error"):
-            raise ModelError(502, f"{url}: 200 with an error{self._excerpt(data.decode(errors='replace'))}")
+            said = self._excerpt(data.decode(errors="replace"))
+            raise ModelError(502, f"{url}: 200 with an error{said}", kind="error_body")
         return raw
 
     def _body(self, url, reply):
@@ -212,9 +213,9 @@ class Endpoint:
             parts.append(part)
             size += len(part)
             if size > ANSWER_LIMIT_BYTES:
-                raise ModelError(502, f"{url}: an answer of more than {ANSWER_LIMIT_BYTES} bytes")
+                raise ModelError(502, f"{url}: an answer of more than {ANSWER_LIMIT_BYTES} bytes", kind="too_large")
             if time.monotonic() > end:
-                raise ModelError(502, f"{url}: the answer was not whole within {self.timeout_s:g} s")
+                raise ModelError(502, f"{url}: the answer was not whole within {self.timeout_s:g} s", kind="timeout")
         return b"".join(parts)
 
     def _refused(self, url, reply, text):
@@ -223,8 +224,8 @@ class Endpoint:
         if status == 400 and CONTEXT_FULL.search(text):
             return self._out_of_context()
         kept = {name: reply.headers[name] for name in ("Retry-After",) if name in reply.headers}
-        shown = status if status >= 400 else 502
-        raise ModelError(shown, f"{url}: {status}{self._excerpt(text)}", kept, again=status in AGAIN)
+        shown, kind = status if status >= 400 else 502, "redirect" if 300 <= status < 400 else "status"
+        raise ModelError(shown, f"{url}: {status}{self._excerpt(text)}", kept, status in AGAIN, kind)
 
     def _out_of_context(self):
         if isinstance(self.wire, Chat):
@@ -235,6 +236,14 @@ class Endpoint:
         text = text.replace(self.key, "***") if self.key else text
         said = " ".join(text.split())[:EXCERPT]
         return f": {said}" if said else ""
+
+
+def _broken(error):
+    """The kind of a fault for an exchange that ended in an exception of the libraries below."""
+    # They try to connect once, which is as often as they may: an answer that breaks off is raised as it is.
+    if error.args and isinstance(error.args[0], MaxRetryError):
+        return "unreachable"
+    return "timeout" if isinstance(error, (requests.Timeout, ReadTimeoutError)) else "connection_broken"
 
 
 def insist(ask, tries, ended):
@@ -253,11 +262,11 @@ def insist(ask, tries, ended):
         faults += fault.status != RATE_LIMITED
         if not fault.again or faults >= tries:
             tried = f" ({attempt} tries)" if attempt > 1 else ""
-            raise ModelError(fault.status, fault.message + tried, fault.headers, fault.again)
+            raise ModelError(fault.status, fault.message + tried, fault.headers, fault.again, fault.kind)
         told = retry_after(fault.headers.get("Retry-After"))
         pause = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
         if ended.wait(pause if told is None else told):
-            raise ModelError(fault.status, f"{fault.message}; the time was up")
+            raise ModelError(fault.status, f"{fault.message}; the time was up", kind=fault.kind)
 
 
 def retry_after(text):

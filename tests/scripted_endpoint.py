@@ -39,7 +39,7 @@ class Reply:
     calls: list = field(default_factory=list)  # [(name, arguments)]
     text: str = ""
     finish: str | None = None
-    status: int = 200
+    status: int | None = 200  # None: hang up without an answer
     headers: dict = field(default_factory=dict)
     body: bytes | None = None
 
@@ -152,6 +152,9 @@ class ScriptedEndpoint:
                 if self.path not in ENCODED:
                     return self.write(404, {"error": {"message": "no such route"}})
                 reply, turn = endpoint.reply(self.path, dict(self.headers), body)
+                if reply.status is None:
+                    self.close_connection = True
+                    return None
                 if reply.status != 200:
                     return self.write(reply.status, {"error": {"message": "as scripted"}}, reply.headers)
                 return self.write(200, reply.body or ENCODED[self.path](reply, turn))

@@ -13,7 +13,7 @@ import pytest
 import eval_files
 import rows
 from graph import SCRIPTS, secret
-from scripted_endpoint import ScriptedEndpoint, idle, malformed, right, where
+from scripted_endpoint import Reply, ScriptedEndpoint, idle, malformed, right, where
 from task_rows import SHARED_DATA
 
 SOME = 12
@@ -127,6 +127,15 @@ def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
     assert status == 1 and "without a reward: 1 samples: deadline_exceeded" in said, said
     assert [item["row"] for item in found.failures] == [0] and found.failures[0]["status"] == "truncated"
     assert result["failures"] == 1 and result["metrics"]["pass_rate"]["value"] == 1.0
+
+
+def test_an_endpoint_that_hangs_up_is_typed_by_that(command):
+    hang_up = where(lambda asked: asked.index, otherwise=lambda asked: Reply(status=None))
+    with ScriptedEndpoint(command.rows, hang_up) as endpoint:
+        status, said = command.run(endpoint, EVAL_TRIES="1")
+    assert status == 1 and "without a reward: 1 samples: agent_error endpoint_connection_broken" in said, said
+    (failed,) = eval_files.read(command.path()).failures
+    assert failed["row"] == 0 and endpoint.url in failed["error"]["cause"]
 
 
 def test_killed_and_started_again_it_ends_like_an_unbroken_run(command):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -314,6 +315,36 @@ def test_an_end_without_a_reward_is_a_failure(bench, end, cause):
     status, said, *_ = bench.evaluate(right, fate=lambda number: end if number == 2 else None, EVAL_CONCURRENCY="1")
     found = eval_files.read(bench.path)
     assert status == 1 and len(found.samples) == 9 and found.failures[0]["error"] == end["error"] and cause in said
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(status=None), "connection_broken"),
+        (Reply(status=503), "status"),
+        (Reply(status=302), "redirect"),
+        (Reply(body=b"x"), "not_json"),
+        (Reply(body=b'{"error": "overloaded"}'), "error_body"),
+        (Reply(body=b'{"output": 7}'), "schema"),
+    ],
+)
+def test_a_failure_is_typed_by_what_the_endpoint_did(bench, reply, kind):
+    broken = where(lambda asked: asked.index != 3, otherwise=lambda asked: reply)
+    _, said, *_ = bench.evaluate(broken, EVAL_TRIES="1")
+    (failed,) = eval_files.read(bench.path).failures
+    assert failed["error"]["type"] == f"endpoint_{kind}" and failed["error"]["code"] == "agent_error"
+    assert f"without a reward: 1 samples: agent_error endpoint_{kind} " in said
+
+
+def test_an_endpoint_that_goes_after_the_preflight_is_typed_unreachable(bench, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(stage, "preflight", lambda settings, endpoint, task_rows: setattr(endpoint, "url", url))
+        bench.evaluate(right, EVAL_TRIES="1", EVAL_CONCURRENCY="1")
+    errors = [item["error"] for item in eval_files.read(bench.path).failures]
+    assert errors and {error["type"] for error in errors} == {"endpoint_unreachable"}
+    assert all(url in error["cause"] for error in errors)
 
 
 def test_a_rate_limit_is_waited_for_as_long_as_it_says(bench):

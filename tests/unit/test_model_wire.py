@@ -3,6 +3,7 @@
 import email.utils
 import gzip
 import json
+import socket
 import socketserver
 import threading
 import time
@@ -168,6 +169,7 @@ def test_what_the_converter_does_not_take_is_said_in_a_line(scripted):
     with pytest.raises(ModelError, match="does not fit the chat wire") as fault:
         endpoint(scripted, "chat").answer({"input": [{"type": "nothing"}]})
     assert fault.value.status == 400 and "\n" not in fault.value.message and not scripted.requests
+    assert fault.value.kind == "wire"
 
 
 def test_no_cookie_is_kept_and_no_netrc_or_proxy_asked_for_this_machine(scripted, tmp_path, monkeypatch):
@@ -235,29 +237,42 @@ REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; ch
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "words", "kind"),
     [
-        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "Error"),
-        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "Error"),
-        ([HEAD % b"Content-Length: 99", b"{}"], "Error"),
-        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "Error"),
-        ([HEAD % b"Content-Encoding: gzip", gzip.compress(b" " * (64 << 20))], "more than 16777216 bytes"),
-        ([HEAD % b"X: y", *[b" " * (1 << 20)] * 20], "more than 16777216 bytes"),
-        ([REFUSED % b"idna"], "400: no"),
-        ([REFUSED % b"undefined"], "400: no"),
+        ([], "Error", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "Error", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Length: 99", b"{}"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Encoding: gzip", gzip.compress(b" " * (64 << 20))], "more than 16777216 bytes", "too_large"),
+        ([HEAD % b"X: y", *[b" " * (1 << 20)] * 20], "more than 16777216 bytes", "too_large"),
+        ([REFUSED % b"idna"], "400: no", "status"),
+        ([REFUSED % b"undefined"], "400: no", "status"),
     ],
 )
-def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words):
+def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words, kind):
     raw.parts = parts
     with pytest.raises(ModelError, match=words) as fault:
         Endpoint(raw.url, "m", KEY, 20)._exchange("GET", "/")
-    assert raw.url in fault.value.message
+    assert raw.url in fault.value.message and fault.value.kind == kind
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up(raw):
-    raw.parts, raw.pause = [HEAD % b"X: y", *[b" "] * 100], 0.2
-    with pytest.raises(ModelError, match="not whole within 1 s"):
+def test_an_endpoint_at_which_nobody_listens_is_unreachable():
+    with socket.socket() as taken, pytest.raises(ModelError) as fault:
+        taken.bind(("127.0.0.1", 0))
+        Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "m", KEY, 20)._exchange("GET", "/")
+    assert fault.value.kind == "unreachable" and fault.value.again
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause", "words"),
+    [([HEAD % b"X: y", *[b" "] * 100], 0.2, "not whole within 1 s"), ([b"HTTP/1.1", b" "], 2, "Timeout")],
+)
+def test_an_answer_that_comes_too_slowly_is_given_up(raw, parts, pause, words):
+    raw.parts, raw.pause = parts, pause
+    with pytest.raises(ModelError, match=words) as fault:
         Endpoint(raw.url, "m", KEY, 1)._exchange("GET", "/")
+    assert fault.value.kind == "timeout"
 
 
 def test_a_connection_is_kept_for_the_next_call(scripted, monkeypatch):
@@ -292,7 +307,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(model_wire, "BACKOFF_S", 0.001)
 
 
-BROKEN = ModelError(502, "broken", again=True)
+BROKEN = ModelError(502, "broken", again=True, kind="connection_broken")
 BAD = ModelError(400, "bad")
 LIMITED = ModelError(429, "limited", again=True)
 
@@ -317,9 +332,9 @@ def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick,
 )
 def test_what_no_try_cures_is_raised(quick, made, tries, calls, words):
     ask, called = answers(*made)
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=words) as fault:
         insist(ask, tries, threading.Event())
-    assert len(called) == calls
+    assert len(called) == calls and fault.value.kind == made[-1].kind
 
 
 def test_the_wait_is_the_one_the_endpoint_asks_for_and_ends_with_the_trial():
