@@ -95,13 +95,13 @@ def ask(verifier, numbered):
 
 def twins(values, path, numbered):
     """Rows that repeat an earlier one of the split, or one of another split: [{"row", "of", "same_answer"}]."""
-    own = [(audit_result.place(path, line, row), row) for line, row in numbered]
+    own = [(rows.place(path, line, row), row) for line, row in numbered]
     names = {name for name, _ in own}
     found = row_facts.twins(own)
     for split in SPLITS:
         other = values.rows_path(split)
         if other.exists() and other.resolve() != path.resolve():
-            theirs = [(audit_result.place(other, line, row), row) for line, row in rows.read_numbered(other)]
+            theirs = [(rows.place(other, line, row), row) for line, row in rows.read_numbered(other)]
             found += [each for each in row_facts.twins(theirs + own) if each[0] in names and each[1] not in names]
     return [dict(zip(("row", "of", "same_answer"), each, strict=True)) for each in found]
 

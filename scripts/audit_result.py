@@ -10,10 +10,7 @@ from collections import Counter
 
 import row_facts
 import terminal
-
-
-def place(path, line, row):
-    return f"{path}:{line} (id {row['id']})"
+from rows import place
 
 
 def summary(path, numbered, findings, budget):

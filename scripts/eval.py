@@ -50,7 +50,8 @@ def main():
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; name the endpoint: make eval MODEL_URL=http://... MODEL=...")
     doctor.at_start("eval", settings)
-    task_rows = rows.read_rows(settings.rows_path(), settings.LIMIT)
+    numbered = rows.read_numbered(settings.rows_path(), settings.LIMIT)
+    task_rows = [row for _, row in numbered]
     sampling, extra = sampling_of(settings)
     gateway = gateway_facts(settings)
     endpoint = endpoint_of(settings, sampling, extra)
@@ -61,7 +62,7 @@ def main():
         terminal.say(f"moved aside: {eval_files.move_aside(path)}")
     writer = eval_files.Writer(path, config)
     try:
-        return evaluate(settings, endpoint, task_rows, writer)
+        return evaluate(settings, endpoint, numbered, writer)
     finally:
         writer.close()
         endpoint.http.close()
@@ -128,12 +129,13 @@ def configuration(settings, count, sampling, gateway, reported):
     }
 
 
-def evaluate(settings, endpoint, task_rows, writer):
-    """Do what is missing, then say and write what all of it shows. Returns the exit status."""
+def evaluate(settings, endpoint, numbered, writer):
+    """Do what is missing of [(line, row)], then say and write what all of it shows. Returns the exit status."""
+    task_rows = [row for _, row in numbered]
     jobs = [
-        (index, row, repeat)
+        (index, line, row, repeat)
         for repeat in range(settings.REPEATS)
-        for index, row in enumerate(task_rows)
+        for index, (line, row) in enumerate(numbered)
         if (index, repeat) not in writer.done
     ]
     if jobs:

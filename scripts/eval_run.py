@@ -11,8 +11,9 @@ import secrets
 import threading
 import time
 
+import rows
 import session_client
-from gateway_client import ClientError, Gateway, GaveUp, Trial
+from gateway_client import ClientError, Gateway, GaveUp, Trial, Unfit
 from model_api import ModelAPI, ModelError
 from model_wire import insist
 from terminal import Failure
@@ -42,7 +43,7 @@ class Sampler:
             raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
 
     def run(self, jobs):
-        """Yield the sample of each (row index, row, repeat), as they end. Raises Failure if none can be run."""
+        """Yield the sample of each (row index, line, row, repeat), as they end. Raises Failure if none can be run."""
         for job in jobs:
             self._jobs.put(job)
         for _ in range(min(self.settings.EVAL_CONCURRENCY, len(jobs))):
@@ -56,22 +57,23 @@ class Sampler:
     def _work(self):
         while not self.stopping:
             try:
-                index, row, repeat = self._jobs.get_nowait()
+                job = self._jobs.get_nowait()
             except queue.Empty:
                 return
             try:
-                self._results.put(self.sample(index, row, repeat))
+                self._results.put(self.sample(*job))
             except BaseException as error:  # a thread's end must be heard of
                 self._results.put(error)
                 return
 
-    def sample(self, index, row, repeat):
-        """Run one sample to its end: its line of the evaluation. Raises Failure for what would refuse every sample."""
+    def sample(self, index, line, row, repeat):
+        """Run one sample to its end: its line of the evaluation. Raises Failure for what another try will not cure."""
         session = self.api.open(row)
         url = session_client.gateway_of(self.settings.gateway_urls, session.id)
         began = time.monotonic()
         try:
-            snapshot, kept = self._trial(Gateway(self.settings, url), self._payload(session, row))
+            place = rows.place(self.settings.rows_path(), line, row)
+            snapshot, kept = self._trial(Gateway(self.settings, url), self._payload(session, row), place)
         finally:
             self.api.close(session)
         return self._line(index, row, repeat, snapshot, kept, session) | {"seconds": round(time.monotonic() - began, 3)}
@@ -81,7 +83,7 @@ class Sampler:
         ids |= {"BASE_URL": self.api.base_url, "ROLLOUT_MODE": "eval"}
         return session_client.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
 
-    def _trial(self, gateway, payload):
+    def _trial(self, gateway, payload, place):
         """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""
         trial = self._live[payload["request_id"]] = Trial(gateway, payload)
         try:
@@ -94,6 +96,8 @@ class Sampler:
                 raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None
             trial.abort()
             return lost(payload["request_id"], str(fault)), {}
+        except Unfit as fault:
+            raise Failure(f"{place}: {gateway.url.geturl()}: {fault}") from None
         except ClientError as fault:
             raise Failure(f"{gateway.url.geturl()}: {fault}") from None
         finally:

@@ -25,6 +25,8 @@ ABORT_TIMEOUT_S = 2
 # A Gateway that does not hold polls is asked no more often than this.
 POLL_PACE_S = 0.5
 ANSWER_LIMIT_BYTES = 16 << 20
+# Answers that find fault with what was sent, and what to do about it.
+CURES = {413: "raise GATEWAY_MAX_BODY_BYTES where the Gateway runs, then make gym-up there", 422: "mend that field"}
 
 
 class ClientError(Exception):
@@ -35,6 +37,10 @@ class ClientError(Exception):
 
 class Refused(ClientError):
     """The Gateway answered with something that another try would not change."""
+
+
+class Unfit(Refused):
+    """The Gateway does not take what it was sent: it is too large, or a field that the message names is wrong."""
 
 
 class Unavailable(ClientError):
@@ -80,6 +86,8 @@ class Gateway:
         self.answered = self.answered or status < 500
         if status in (408, 429) or status >= 500:
             raise Unavailable(_explain(status, text), True, _retry_after(answer.headers))
+        if cure := CURES.get(status):
+            raise Unfit(f"{_explain(status, text)}; {cure}")
         if status >= 300:
             raise Refused(_explain(status, text))
         return {} if status == 204 else _parse_object(text)

@@ -61,6 +61,11 @@ def read_numbered(path, limit=0):
     return rows
 
 
+def place(path, number, row):
+    """How messages name the row in line `number` of a file."""
+    return f"{path}:{number} (id {row['id']})"
+
+
 def _cure(path):
     split = path.stem.removeprefix(FILE_PREFIX)
     if split in ("example", "train", "validation"):

@@ -26,7 +26,7 @@ import signal
 import sys
 
 import settings as variables
-from gateway_client import ClientError, Gateway, GaveUp, Trial, refuse_constant
+from gateway_client import ClientError, Gateway, GaveUp, Trial, Unfit, refuse_constant
 from terminal import printable
 
 PROTOCOL = "relax-nemo-gym/v1"
@@ -174,10 +174,13 @@ def _interrupt(signum, frame):
 
 def roll_out(settings, session):
     """Run the sample's trial and write its result. Aborts it when interrupted or out of patience."""
-    payload = create_payload(settings, session, read_task(session["INPUT_JSON"]))
+    task = read_task(session["INPUT_JSON"])
+    payload = create_payload(settings, session, task)
     trial = Trial(Gateway(settings, gateway_of(settings.gateway_urls, session["SESSION_ID"])), payload)
     try:
         snapshot = trial.finish()
+    except Unfit as fault:
+        raise ClientError(f"{fault}, in the row of id {task['metadata'].get('id')}") from None
     except (Interrupted, GaveUp):
         trial.abort()
         raise

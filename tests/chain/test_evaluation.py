@@ -129,6 +129,24 @@ def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
     assert result["failures"] == 1 and result["metrics"]["pass_rate"]["value"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"instructions": "x" * (5 << 20)}, ["413 body_too_large", "raise GATEWAY_MAX_BODY_BYTES"]),
+        ({"temperature": "hot"}, ["422 invalid_payload environment.task.responses_create_params.temperature"]),
+    ],
+)
+def test_a_row_that_the_gateway_does_not_take_is_named(command, odd, words):
+    params = command.rows[2]["responses_create_params"] | odd
+    given = [*command.rows[:2], command.rows[2] | {"responses_create_params": params}]
+    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    with ScriptedEndpoint(given) as endpoint:
+        status, said = command.run(endpoint, EVAL_CONCURRENCY="1")
+    assert status == 1 and len(eval_files.read(command.path()).samples) == 2, said
+    for each in (f"error: {command.folder}/rows.jsonl:3 (id {given[2]['id']}): ", *words):
+        assert each in said
+
+
 def test_an_endpoint_that_hangs_up_is_typed_by_that(command):
     hang_up = where(lambda asked: asked.index, otherwise=lambda asked: Reply(status=None))
     with ScriptedEndpoint(command.rows, hang_up) as endpoint:

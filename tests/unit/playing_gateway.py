@@ -2,7 +2,8 @@
 
 It calls the model API it is given, at most six times, and keeps trajectories. The reward is 1
 where the calls with arguments that parse are the ground truth's, in order. `fate(number)` may end
-the trial of that number in another way: it returns a snapshot's fields, or None.
+the trial of that number in another way: it returns a snapshot's fields, or None. `refuse(payload)`
+may refuse to create it: it returns (status, error), or None.
 """
 
 import json
@@ -25,13 +26,8 @@ class PlayingGateway:
     """Context manager."""
 
     def __init__(self, fate=None):
-        self.fate, self.ready, self.trials, self.payloads, self.aborted = (
-            fate or (lambda number: None),
-            dict(READY),
-            {},
-            [],
-            set(),
-        )
+        self.fate, self.refuse = fate or (lambda number: None), lambda payload: None
+        self.ready, self.trials, self.payloads, self.aborted = dict(READY), {}, [], set()
 
     def __enter__(self):
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -126,6 +122,8 @@ class PlayingGateway:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if self.path == "/v1/trials":
+                    if refused := gateway.refuse(json.loads(body)):
+                        return self.write(refused[0], {"error": refused[1]})
                     return self.write(202, gateway.create(json.loads(body)))
                 trial = gateway.trials[self.path.split("/")[3]]
                 if self.path.endswith("/abort") and trial["status"] == "running":

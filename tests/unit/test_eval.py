@@ -61,11 +61,11 @@ class Bench:
 
     def __init__(self, folder, monkeypatch, capsys):
         self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
-        self.rows = [task_row(index) for index in range(10)]
+        self.rows, self.blank = [task_row(index) for index in range(10)], ""
         self.path = folder / "data" / "eval" / "it"
 
     def environment(self, endpoint, gateway, **changes):
-        (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        (self.folder / "rows.jsonl").write_text(self.blank + "".join(json.dumps(row) + "\n" for row in self.rows))
         defaults = {name: variable.default for name, variable in variables.declared().items()}
         ours = {"MODEL_URL": endpoint.url, "MODEL": "m", "MODEL_API_KEY": KEY, "NEMO_GYM_URL": gateway.url}
         ours |= {"DATA_ROOT": str(self.folder / "data"), "NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl")}
@@ -345,6 +345,35 @@ def test_an_endpoint_that_goes_after_the_preflight_is_typed_unreachable(bench, m
     errors = [item["error"] for item in eval_files.read(bench.path).failures]
     assert errors and {error["type"] for error in errors} == {"endpoint_unreachable"}
     assert all(url in error["cause"] for error in errors)
+
+
+RAISE = "raise GATEWAY_MAX_BODY_BYTES where the Gateway runs, then make gym-up there"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "cure"),
+    [
+        (413, {"code": "body_too_large", "message": "more than 9 bytes"}, RAISE),
+        (422, {"code": "invalid_payload", "field": "environment.task.x", "message": "is odd"}, "mend that field"),
+    ],
+)
+def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(bench, status, error, cure):
+    # A blank line first: a row's line is not its number.
+    bench.blank = "\n"
+    with ScriptedEndpoint(bench.rows) as endpoint, PlayingGateway() as gateway:
+        gateway.refuse = lambda payload: (status, error) if payload["environment"]["task"]["id"] == 1003 else None
+        ended, _ = bench.run(endpoint, gateway, EVAL_CONCURRENCY="1")
+    said = " ".join(error.values())
+    place = f"{bench.folder}/rows.jsonl:5 (id 1003)"
+    assert ended == f"{place}: {gateway.url}: the Gateway answered {status} {said}; {cure}"
+    assert len(bench.samples()) == 3
+
+
+def test_a_refusal_that_is_not_about_the_row_names_none(bench):
+    with ScriptedEndpoint(bench.rows) as endpoint, PlayingGateway() as gateway:
+        gateway.refuse = lambda payload: (400, {"code": "callback_not_allowed"})
+        ended, _ = bench.run(endpoint, gateway)
+    assert ended == f"{gateway.url}: the Gateway answered 400 callback_not_allowed"
 
 
 def test_a_rate_limit_is_waited_for_as_long_as_it_says(bench):

@@ -175,6 +175,13 @@ def test_a_refused_create_ends_at_once_with_the_gateways_words(sample, status):
     assert [request.route for request in gateway.requests] == ["create"]
 
 
+@pytest.mark.parametrize(("status", "cure"), [(413, "raise GATEWAY_MAX_BODY_BYTES"), (422, "mend that field")])
+def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(sample, status, cure):
+    with ScriptedGateway(create=[fault(status, "not_taken")]) as gateway:
+        _, err, _ = sample.run(gateway)
+    assert f"the Gateway answered {status} not_taken no; {cure}" in err and "in the row of id 7" in err
+
+
 def test_a_trial_that_the_gateway_no_longer_knows_ends_it(sample):
     with ScriptedGateway(get=[fault(404, "unknown_trial")]) as gateway:
         status, err, _ = sample.run(gateway)
