@@ -12,6 +12,7 @@ import socket
 
 import orjson
 from aiohttp import web
+from aiohttp.web_protocol import _ErrInfo
 
 from gateway.protocol import ApiError
 
@@ -36,6 +37,24 @@ def refusal(error):
 class Connection(web.RequestHandler):
     """aiohttp's connection, with our answer to what is no request."""
 
+    def data_received(self, data):
+        super().data_received(data)
+        # aiohttp queues what it cannot read as a request of its own, and lets the one whose body it is wait for ever.
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._break_body()
+
+    def _break_body(self):
+        """End the body that was coming in, if any, as a broken one."""
+        if len(self._messages) > 1:
+            body = self._messages[-2][1]
+        elif self._current_request:
+            body = self._current_request.content
+        else:
+            return
+        if not body.is_eof():
+            body.set_exception(web.RequestPayloadError("malformed"))
+            body.feed_eof()
+
     def handle_error(self, request, status=500, exc=None, message=None):
         reason = (message or "").partition(":\n")[0]  # what follows are the client's bytes
         if "Content-Length" in reason and "Transfer-Encoding" in reason:
@@ -50,6 +69,9 @@ class Connection(web.RequestHandler):
 class Request(web.BaseRequest):
     async def _prepare_hook(self, response):
         del response.headers["Server"]  # which versions run here is nobody's business
+        if self.content.exception():
+            response.force_close()  # where the body ends, and another request begins, is not known
+            response.headers["Connection"] = "close"
 
 
 class Connections(web.Server):
