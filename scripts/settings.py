@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "env.example"
 # An unknown name with one of these beginnings is taken for a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
+ON_MAKE = "make's command line"
 # Offsets from GYM_BASE_PORT; env.example says the same in words. Further pairs of agent and resource
 # server follow, as agent_2 and resource_2 and so on, up to MOST_REPLICAS below Ray's own ports.
 PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks": 4}
@@ -236,15 +237,19 @@ def _unknown(name, variables):
     return f"{name} is not a variable of env.example{hint}"
 
 
-def _refuse_misspelt(environment, variables, refuse):
-    """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
+def _named_on_make(environment):
+    """Names given as `make NAME=value`, which make exports and lists in MAKEFLAGS."""
     _, _, overrides = environment.get("MAKEFLAGS", "").partition(" -- ")
     # make escapes a space within a value, which may hold a "=" of its own.
     words = overrides.replace("\\ ", "").split()
-    named_on_make = [word.partition("=")[0].rstrip(":+?") for word in words if "=" in word]
-    for name in named_on_make:
+    return [word.partition("=")[0].rstrip(":+?") for word in words if "=" in word]
+
+
+def _refuse_misspelt(environment, variables, refuse):
+    """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
+    for name in _named_on_make(environment):
         if name not in variables and (name.isupper() or name.upper() in variables):
-            refuse(SettingsError(f"make: {_unknown(name, variables)}"))
+            refuse(SettingsError(f"{ON_MAKE}: {_unknown(name, variables)}"))
     for name, text in environment.items():
         if name.startswith(OUR_PREFIXES) and name not in variables and not _is_service_link(name, text):
             refuse(SettingsError(f"environment: {_unknown(name, variables)}"))
@@ -344,13 +349,14 @@ def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=N
     if names is None:
         _refuse_misspelt(environment, variables, refuse)
     from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables, refuse)
+    on_make = _named_on_make(environment)
     values, texts, given = {}, {}, []
     for name in names or variables:
         variable = variables[name]
         if overrides and overrides.get(name) is not None:
             text, origin = overrides[name], "command line"
         elif name in environment:
-            text, origin = environment[name], "environment"
+            text, origin = environment[name], ON_MAKE if name in on_make else "environment"
         elif name in from_file:
             text, origin = from_file[name]
         else:

@@ -225,9 +225,20 @@ def test_a_dotenv_that_is_no_file_is_named(tmp_path):
         ({"WORKPLACE_ASSISTANT_MAX": "1"}, "WORKPLACE_ASSISTANT_MAX"),
         ({"LIMIT": "-1"}, "environment: LIMIT='-1' is outside"),
         ({"GATEWAY_TOKEN": f"a {SECRET}"}, "environment: GATEWAY_TOKEN holds"),
-        ({"MAKEFLAGS": " -- SPLTI=train"}, "make: SPLTI is not a variable of env.example; did you mean SPLIT?"),
+        (
+            {"LIMIT": "x", "MAKEFLAGS": " -- SPLIT=train LIMIT=x"},
+            "make's command line: LIMIT='x' is not a whole number",
+        ),
+        ({"LIMIT": "x", "MAKEFLAGS": " -- MODEL=a\\ LIMIT=x"}, "environment: LIMIT='x' is not a whole number"),
+        (
+            {"MAKEFLAGS": " -- SPLTI=train"},
+            "make's command line: SPLTI is not a variable of env.example; did you mean SPLIT?",
+        ),
         ({"MAKEFLAGS": "s -j2 --jobserver-auth=3,4 -- LIMIT=1 LIMITS=1"}, "did you mean LIMIT?"),
-        ({"MAKEFLAGS": " -- split=train"}, "make: split is not a variable of env.example; did you mean SPLIT?"),
+        (
+            {"MAKEFLAGS": " -- split=train"},
+            "make's command line: split is not a variable of env.example; did you mean SPLIT?",
+        ),
         ({"MAKEFLAGS": " -- SPLTI:=train"}, "did you mean SPLIT?"),
     ],
 )
@@ -301,6 +312,6 @@ def test_a_name_given_to_make_reaches_the_stage_or_is_refused(tmp_path):
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     assert make("LIMIT=4", "MODEL=a B=c").stdout == "4 a B=c\n"
-    for argument in ("LIMITS=4", "limit=4", "LIMITS:=4"):
+    for argument in ("LIMITS=4", "limit=4", "LIMITS:=4", "LIMIT=many"):
         refused = make(argument)
-        assert refused.returncode and "error: make: " in refused.stderr and "LIMIT" in refused.stderr
+        assert refused.returncode and "error: make's command line: " in refused.stderr and "LIMIT" in refused.stderr
