@@ -156,14 +156,22 @@ def chosen_stage(settings):
     return settings.STAGE or ""
 
 
+def add_options(parser):
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--leftovers", choices=leftovers.KINDS, help="check nothing; list what is left over, each ended by a NUL byte"
+    )
+
+
 def main():
     faults = []
     settings, args = variables.from_command_line(
-        __doc__,
-        "STAGE",
-        configure=lambda parser: parser.add_argument("--json", action="store_true", help="one JSON object on stdout"),
-        refuse=lambda fault: faults.append(str(fault)),
+        __doc__, "STAGE", configure=add_options, refuse=lambda fault: faults.append(str(fault))
     )
+    if args.leftovers:
+        _, look = leftovers.KINDS[args.leftovers]
+        sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\0" for path in look()))
+        return
     stage, began = chosen_stage(settings), time.monotonic()
     checks = [check for check in CHECKS if check.belongs_to(stage)]
     results = examine_all(checks, Case(settings, stage, faults))

@@ -14,10 +14,9 @@ from checks.case import ok, temporary_folder, warn
 from checks.machine import own_folder
 from terminal import Failure
 
-SHOWN = 5
 # A folder is there before the process that it is for.
 NEW_S = 60
-RAY_FOLDERS, SESSION_FOLDERS = "gym-ray-*", "session-*"
+SESSION_FOLDERS = "session-*"
 
 
 def processes(case):
@@ -70,14 +69,10 @@ def _lives(job_id):
 def temporary(case):
     """Folders of ended Rays and agents, and Ray's objects in shared memory that no process has open."""
     found = [
-        warn(f"{len(paths)} folders of ended programs, as {paths[0]}", f"rm -r {' '.join(map(str, paths[:SHOWN]))}")
-        for paths in (unused(RAY_FOLDERS), unused(SESSION_FOLDERS))
-        if paths
+        warn(f"{len(paths)} {what}, as {paths[0]}", f"scripts/run.sh doctor --leftovers {kind} | xargs -0r rm -r")
+        for kind, (what, look) in KINDS.items()
+        if (paths := look())
     ]
-    if objects := unused_objects():
-        found.append(
-            warn(f"{len(objects)} objects of ended Rays in /dev/shm", f"rm {' '.join(map(str, objects[:SHOWN]))}")
-        )
     return found or ok("no folder of an ended program")
 
 
@@ -121,6 +116,14 @@ def _maps(process):
         return Path(f"/proc/{process.pid}/maps").read_text()
     except OSError:
         return ""
+
+
+# What `doctor.py --leftovers KIND` lists: there may be more than a line can name.
+KINDS = {
+    "rays": ("folders of ended Rays", lambda: unused("gym-ray-*")),
+    "sessions": ("folders of ended agents", lambda: unused(SESSION_FOLDERS)),
+    "objects": ("objects of ended Rays in /dev/shm", unused_objects),
+}
 
 
 def containers(case):

@@ -255,8 +255,23 @@ def test_temporary_folders_that_nobody_uses_are_named(tmp_path, sleeper, monkeyp
     assert is_ok(leftovers.temporary, case_of(tmp_path)), "their processes may be about to start"
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
-    cures = {each.cure for each in found(leftovers.temporary, case_of(tmp_path))}
-    assert cures == {f"rm -r {tmp_path}/gym-ray-old", f"rm -r {tmp_path}/session-old"}
+    whats = " ".join(each.what for each in found(leftovers.temporary, case_of(tmp_path)))
+    assert f"{tmp_path}/gym-ray-old" in whats and f"{tmp_path}/session-old" in whats
+
+
+def test_the_cure_for_temporary_folders_removes_all_that_are_left_and_nothing_else(tmp_path, sleeper, monkeypatch):
+    folder = tmp_path / "with a space"
+    monkeypatch.setenv("TMPDIR", str(folder))
+    left = {f"gym-ray-{n}" for n in range(30)} | {"gym-ray-two\nlines", "gym-ray-\x1b"}
+    for name in left | {"gym-ray-used", "session-somebody"}:
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (0, 0))
+    (folder / "gym-ray-new").mkdir()
+    sleeper(f"--temp-dir={folder}/gym-ray-used")
+    (finding,) = [each for each in found(leftovers.temporary, case_of(tmp_path)) if str(folder) in each.what]
+    assert f"{len(left)} folders" in finding.what and len(finding.what + finding.cure) < 500
+    subprocess.run(finding.cure, shell=True, cwd=ROOT, check=True, timeout=100)
+    assert {path.name for path in folder.iterdir()} == {"gym-ray-used", "session-somebody", "gym-ray-new"}
 
 
 def test_objects_in_shared_memory_that_nobody_has_open_are_named(tmp_path):
