@@ -63,7 +63,7 @@ CHECKS = (
     Check("memory", machine.memory, RUNS_GRAPH, ("gym-up",)),
     Check("open files", machine.open_files, RUNS_GRAPH, ("gym-up",)),
     Check("shared memory", machine.shared_memory, RUNS_GRAPH, ("gym-up",)),
-    Check("ports", machine.ports, RUNS_GRAPH),
+    Check("ports", machine.ports, RUNS_GRAPH, ("gym-up", "smoke")),
     Check("proxies", named.proxies, ("data", "model", "image", "relax", "eval", *RUNS_JOBS), ("image",)),
     Check("gateway address", network.gym_host, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES), ("gym-up",)),
     Check("callback networks", network.callbacks, (*RUNS_GRAPH, "train", "eval"), ("gym-up",)),
@@ -130,13 +130,13 @@ def shown(check, finding):
     return f"{finding.verdict:<5} {check.name + ':':<21}{finding.what}{'; ' + finding.cure if finding.cure else ''}"
 
 
-def at_start(stage, settings):
-    """Make a stage's own cheap checks as it starts: print what they warn of. Raises Failure where one fails."""
+def at_start(stage, settings, tell=terminal.say):
+    """Make a stage's own cheap checks as it starts: tell what they warn of. Raises Failure where one fails."""
     results = examine_all([check for check in CHECKS if stage in check.starts], Case(settings, stage))
     found = [(check, finding) for check, findings in results for finding in findings if finding.verdict != OK]
     for check, finding in found:
         if finding.verdict == WARN:
-            terminal.say(shown(check, finding))
+            tell(shown(check, finding))
     faults = [f"{check.name}: {finding.what}; {finding.cure}" for check, finding in found if finding.verdict == FAIL]
     if faults:
         raise Failure("\nerror: ".join(faults))

@@ -15,7 +15,10 @@ if [[ -z $name || ! -f $stage ]]; then
     exit 2
 fi
 shift
+arguments=$#
 
+# Only what the lock pins may be imported.
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 python=$root/.venv/bin/python
 
 # The doctor looks at a clone before it is set up, with whatever Python is there.
@@ -31,6 +34,15 @@ any_python() {
     return 1
 }
 
+# What is known at once is refused before a set-up. Arguments may replace variables, and are the stage's to read.
+set_up() {
+    local any
+    if [[ ! -e $root/.venv/.ready/packages && $arguments -eq 0 ]] && any=$(any_python 2>/dev/null); then
+        "$any" "$root/scripts/first_look.py" "$name"
+    fi
+    "$root/scripts/setup.sh" "$@"
+}
+
 # On a trainer's machine its own Python does for these, without a set-up of this clone.
 trains_here() { [[ ! -x $python ]] && python3 -c 'import ray, requests, yaml' 2>/dev/null; }
 
@@ -44,12 +56,10 @@ case $name in
         fi
         ;;
     doctor) [[ -x $python ]] || python=$(any_python) ;;
-    train | accept) if trains_here; then python=python3; else "$root/scripts/setup.sh"; fi ;;
-    abuse) "$root/scripts/setup.sh" test ;;
-    *) "$root/scripts/setup.sh" ;;
+    train | accept) if trains_here; then python=python3; else set_up; fi ;;
+    abuse) set_up test ;;
+    *) set_up ;;
 esac
 
-# Only what the lock pins may be imported.
-unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 export SETUP_SECONDS=$SECONDS
 exec "$python" "$stage" "$@"

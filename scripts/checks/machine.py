@@ -157,29 +157,44 @@ def shared_memory(case, folder=Path("/dev/shm")):
 
 def ports(case):
     """Each port of the graph and of the rehearsal: outside the kernel's range, and free or held by ours."""
+    s, wanted = case.settings, _wanted(case)
+    faults = _unfit(s, wanted) + _taken(case, wanted)
+    count = len({number for numbers, _, _ in wanted for number in numbers})
+    running = "free or held by this clone's servers" if case.ours else "free"
+    return faults or ok(f"{count} ports from {s.GYM_BASE_PORT} on and {s.GYM_RAY_PORT} are {running}")
+
+
+def _wanted(case):
+    """What would be bound on this machine, as `gym_up.graph_ports` has it."""
     s = case.settings
-    wanted = gym_up.graph_ports(s) + [(local.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
-    faults = []
+    in_engine = s.HOST_REPO_DIR and s.GYM_BACKEND != "local"  # whose ports are another machine's
+    elsewhere = case.stage == "smoke" and s.RAY_ADDRESS and not case.gym_is_here
+    graph = [] if in_engine or elsewhere else gym_up.graph_ports(s)
+    if s.RAY_ADDRESS or case.stage == "gym-up":
+        return graph
+    return [*graph, (local.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
+
+
+def _unfit(settings, wanted):
+    """A Finding for each variable whose ports no process should have."""
+    faults = {}
     for numbers, variable, _ in wanted:
         try:
-            gym_up.refuse_overlap(s)
+            gym_up.refuse_overlap(settings)
             for number in numbers:
                 local.refuse_ephemeral(number, variable)
         except Failure as fault:
-            faults.append(failed(fault))
-    faults += _taken(case, wanted)
-    count = len({number for numbers, _, _ in wanted for number in numbers})
-    running = "free or held by this clone's servers" if case.ours else "free"
-    return list(dict.fromkeys(faults)) or ok(
-        f"{count} ports from {s.GYM_BASE_PORT} on and {s.GYM_RAY_PORT} are {running}"
-    )
+            faults.setdefault(variable, failed(fault))
+    return list(dict.fromkeys(faults.values()))
 
 
 def _taken(case, wanted):
     """A Finding for each process of others on a port that ours would bind."""
+    # Looked at first: servers of ours may be starting meanwhile.
+    listening = local.listening()
     own = set().union(*map(local.sockets_of, case.ours)) if case.ours else set()
     held, variables = {}, {}
-    for address, number, inode in local.listening():
+    for address, number, inode in listening:
         for numbers, variable, host in wanted:
             if number in numbers and inode not in own and _same(address, host):
                 held.setdefault(inode, []).append(number)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -321,3 +322,64 @@ def test_an_older_python_runs_it_before_the_set_up(clean, bare):
     command = [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json", "--stage", "setup"]
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
     assert done.stderr == "" and json.loads(done.stdout)["verdict"] in ("ok", "warn")
+
+
+# --- before the set-up -----------------------------------------------------------------------
+
+SET_UP = 77
+
+
+@pytest.fixture
+def first_start(clean, bare):
+    """Call a stage of a bare clone, whose set-up ends with SET_UP instead of making anything."""
+    (bare / "scripts" / "setup.sh").write_text(f"#!/bin/sh\nexit {SET_UP}\n")
+
+    def start(name, *arguments, **changes):
+        command = [str(bare / "scripts" / "run.sh"), name, *arguments]
+        return subprocess.run(command, env=clean | changes, capture_output=True, text=True, timeout=100)
+
+    return start
+
+
+@pytest.mark.parametrize("name", ["smoke", "gym_up"])
+def test_ports_that_cannot_be_had_are_refused_before_the_set_up(first_start, clean, name):
+    base = int(clean["GYM_BASE_PORT"])
+
+    def refused(**changes):
+        done = first_start(name, **changes)
+        assert done.returncode in (1, 2) and done.stdout == "", done
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert "GYM_BASE_PORT='70000' is outside" in refused(GYM_BASE_PORT="70000")
+    assert "the graph's own" in refused(GYM_RAY_PORT=str(base + 150))
+    with socket.create_server(("127.0.0.1", base + 2)):
+        assert f"port {base + 2} taken by process {os.getpid()}" in refused()
+
+
+def test_any_stage_refuses_a_variable_before_the_set_up(first_start):
+    assert "LIMIT='many' is not a whole number" in first_start("prepare_data", LIMIT="many").stderr
+
+
+def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start):
+    for done in (first_start("smoke"), first_start("gym_up", "--gym-base-port", "29000", GYM_BASE_PORT="70000")):
+        assert (done.returncode, done.stdout, done.stderr) == (SET_UP, "", "")
+
+
+def test_a_machine_without_python_is_the_set_ups_to_judge(first_start, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env", "sh"):
+        (tools / name).symlink_to(shutil.which(name))
+    assert first_start("smoke", PATH=str(tools), LIMIT="many").returncode == SET_UP
+
+
+def test_a_smoke_elsewhere_needs_no_ports_here(tmp_path):
+    base = free_base()
+    with socket.create_server(("127.0.0.1", base)):
+        texts = {"GYM_BASE_PORT": base, "GYM_RAY_PORT": base + 200}
+        doctor.at_start("smoke", case_of(tmp_path, RAY_ADDRESS="h:6379", GYM_HOST=NOWHERE, **texts).settings)
+        with pytest.raises(Failure, match=f"ports: port {base} taken"):
+            doctor.at_start("smoke", case_of(tmp_path, GYM_HOST=NOWHERE, **texts).settings)
+    with socket.create_server(("127.0.0.1", base + 100)):
+        doctor.at_start("gym-up", case_of(tmp_path, **texts).settings)
