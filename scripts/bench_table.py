@@ -76,7 +76,7 @@ def _tools(tools):
 
 def markdown(found):
     """What the README shows of a bench with all parts. Raises Failure where one is missing."""
-    if missing := [name for name in ("graph", "gateway", "client", "tools") if name not in found]:
+    if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in found]:
         raise Failure(f"the bench holds no {missing[0]}; run all parts: make bench")
     alone = [
         [level, f"{one['cpu_ms_per_trial']:.1f} ms", f"{one['trials_per_s']:.0f}", one["failed"]]

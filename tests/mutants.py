@@ -67,7 +67,8 @@ MUTANTS = [
     judge("secret", "if secret in trial.words]", "if False]", "rule_alone"),
     # Defences that a unit test sees go.
     unit("clock", TRIALS, "return self._epoch + self.clock()", "return time.time()", "test_trials.py -k jump"),
-    unit("twin", TRIALS, "await live.stored.wait()", "pass", "test_trials.py -k twin"),
+    unit("twin", TRIALS, "and not live.stored.is_set()", "and False", "test_trials.py -k twin"),
+    unit("body", SURFACE, "parts.clear()", "pass", "test_connections.py -k let_go"),
     unit(
         "admit",
         TRIALS,

@@ -199,19 +199,18 @@ class Registry:
             keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
-    def _hash(self, tree):
-        """Keyed hash of an object's JSON, whatever the order of its keys, and that JSON. Raises JSONEncodeError."""
-        text = orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(text, key=self.salt, digest_size=32).digest(), text
+    def _hash(self, text):
+        return hashlib.blake2b(text, key=self.salt, digest_size=32).digest()
 
     def _digest(self, tree, field):
-        """The hash by which a repeated object is known: `30` and `30.0` are the same."""
+        """The hash by which a repeated object is known: `30` and `30.0` are the same, key order is none."""
         try:
-            sent, text = self._hash(tree)
-            # Only with such text can it hold a whole number as a float.
-            return self._hash(_whole_numbers(tree))[0] if b".0" in text else sent
+            text = orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
+            if b".0" in text:  # only then can it hold a whole number as a float
+                text = orjson.dumps(_whole_numbers(tree), option=orjson.OPT_SORT_KEYS)
         except orjson.JSONEncodeError:
             raise unfit(field, "is nested too deep") from None
+        return self._hash(text)
 
     def _check_registered(self, create):
         wanted = create.environment
@@ -236,13 +235,14 @@ class Registry:
         if overrides:
             row, tools = self._overridden(row, overrides)
         else:
-            tools = self._checked_tools(row["responses_create_params"], "environment.task")
+            tools = self._checked_tools(row["responses_create_params"])
             self._known.add(sent, digest, tools)
         return row, digest, call_params(tools)
 
     def _sent(self, task):
+        """The hash of a task as it came: a policy is shown its tools in their own order of keys."""
         try:
-            return self._hash(task)[0]
+            return self._hash(orjson.dumps(task))
         except orjson.JSONEncodeError:
             return None  # the checks say what is wrong with it
 
@@ -254,22 +254,22 @@ class Registry:
 
     def _overridden(self, row, overrides):
         params = row["responses_create_params"] | overrides
-        tools = self._checked_tools(params, "generation")
+        tools = self._checked_tools(params, overrides)
         try:
             check_row(row | {"responses_create_params": params})
         except RowError as error:
             raise unfit(f"generation.{error.key}", error.message) from None
         return row | {"responses_create_params": params}, tools
 
-    def _checked_tools(self, params, place):
+    def _checked_tools(self, params, overrides=()):
         """Have NeMo Gym check parameters: JSON text of their tools as it writes them, or None. Raises ApiError 422."""
         try:
             checked = self.check_params(params)
         except ValidationError as error:
             field, message = _first(error)
-            raise unfit(f"{place}.responses_create_params.{field}", message) from None
+            raise unfit(_param_field(field, overrides), message) from None
         if ROLLOUT_KEY in (params.get("metadata") or {}):
-            raise unfit(f"{place}.responses_create_params.metadata", f"{ROLLOUT_KEY} is the Gateway's own")
+            raise unfit(_param_field("metadata", overrides), f"{ROLLOUT_KEY} is the Gateway's own")
         if not params.get("tools"):
             return None
         return orjson.dumps(checked.model_dump(include={"tools"}, exclude_unset=True)["tools"])
@@ -377,6 +377,12 @@ def _sampling_params(params):
 
 def _task_field(key):
     return f"environment.task.{key}" if key else "environment.task"
+
+
+def _param_field(key, overrides):
+    """Where a parameter was given: over the task's, or in it."""
+    place = "generation" if key.partition(".")[0] in overrides else "environment.task"
+    return f"{place}.responses_create_params.{key}"
 
 
 def _first(error):

@@ -93,6 +93,7 @@ async def read_body(request, limit):
     except TimeoutError:
         raise ApiError(408, "body_too_slow", f"the body took more than {BODY_TIMEOUT_S} s") from None
     except (web.RequestPayloadError, ConnectionError):
+        parts.clear()  # the exception, which stays with the request, holds them until a collection
         raise ApiError(400, "body_broken", "the body broke off") from None
     return b"".join(parts)
 

@@ -178,20 +178,22 @@ class Trials:
         except sqlite3.Error as error:
             self.live.pop(request.request_id, None)
             live.ended.set()
-            if isinstance(error, sqlite3.IntegrityError):  # it has ended
-                return await self._known(request)
-            raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
-        finally:
             live.stored.set()
+            if known := await self._known(request):  # it has ended
+                return known
+            if isinstance(error, sqlite3.IntegrityError):  # and was dropped meanwhile
+                return await self.create(request)
+            raise ApiError(503, "store_unavailable", f"the trial store takes no writes: {error}") from None
+        live.stored.set()
         self._by_rollout[live.rollout_id] = live
         self._spawn(self._own(live))
         return live.trial.snapshot()
 
     async def _live(self, request_id):
         """The trial, if it has not ended: what is being taken may prove to have, once the store is asked."""
-        if live := self.live.get(request_id):
+        while (live := self.live.get(request_id)) and not live.stored.is_set():
             await live.stored.wait()
-        return self.live.get(request_id)
+        return live
 
     async def _known(self, request):
         if live := await self._live(request.request_id):

@@ -56,7 +56,7 @@ def test_of_the_tools_the_slowest_search_and_the_slowest_other_are_shown():
 
 def test_a_bench_without_all_its_parts_is_not_shown():
     with pytest.raises(Failure, match="holds no client"):
-        bench_table.markdown({name: FOUND[name] for name in ("graph", "gateway", "tools")})
+        bench_table.markdown({name: FOUND[name] for name in ("date", "graph", "gateway", "tools")})
 
 
 def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):

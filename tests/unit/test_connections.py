@@ -1,10 +1,12 @@
 """Connections of the Gateway, with a real server: slow heads are cut off, two lengths refused, all else served."""
 
 import asyncio
+import gc
 import json
 import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 from aiohttp import web
@@ -220,3 +222,28 @@ def test_another_method_is_refused_with_those_there_are(connection, method):
     text = until_closed(connection)
     assert_refused(text, 405, "method_not_allowed")
     assert b"Allow: GET, HEAD, POST\r\n" in text
+
+
+@pytest.mark.parametrize("end", [b"no chunk\r\n", b""], ids=["malformed", "broken off"])
+def test_what_came_of_a_broken_body_is_let_go_at_once(port, end):
+    size, count = LIMIT // 2, 20
+    sent = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n" + end
+
+    def send():
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
+            made.sendall(sent)
+            made.shutdown(socket.SHUT_WR)
+            until_closed(made)
+
+    send()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            send()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert kept < 4 * size, "a collection may be long in coming"

@@ -527,6 +527,30 @@ def test_a_known_task_in_any_shape_is_still_taken_as_it_came_and_a_refused_one_i
             one.request(payload(generation__responses_create_params={"temperature": "hot"}), False)
 
 
+def test_tools_are_shown_in_the_order_that_this_task_has_whoever_was_first():
+    def task(names):
+        properties = {name: {"type": "string"} for name in names}
+        tool = {"type": "function", "name": "a", "parameters": {"properties": properties}, "strict": True}
+        return {**ROW, "responses_create_params": ROW["responses_create_params"] | {"tools": [tool]}}
+
+    one = registry()
+    taken_in_turn = [one.request(payload(environment__task=task(names)), False) for names in ("ab", "ba")]
+    assert taken_in_turn[0].digest == taken_in_turn[1].digest
+    for request, names in zip(taken_in_turn, ("ab", "ba"), strict=True):
+        [tool] = json.loads(orjson.dumps(request.call_params))["tools"]
+        assert list(tool["parameters"]["properties"]) == list(names)
+
+
+def test_a_parameter_is_named_where_it_was_given():
+    bad, override = {"temperature": "hot"}, {"top_p": 0.5}
+    task = {**ROW, "responses_create_params": ROW["responses_create_params"] | bad}
+    field = "responses_create_params.temperature"
+    assert refused(environment__task=task).field == f"environment.task.{field}"
+    error = refused(environment__task=task, generation__responses_create_params=override)
+    assert error.field == f"environment.task.{field}"
+    assert refused(generation__responses_create_params=bad).field == f"generation.{field}"
+
+
 def test_the_memory_of_tasks_is_bounded(monkeypatch):
     monkeypatch.setattr("gateway.protocol.KNOWN_TASKS", 5)
     monkeypatch.setattr("gateway.protocol.KNOWN_TOOLS", 3)

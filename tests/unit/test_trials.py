@@ -891,6 +891,68 @@ def test_a_trial_that_has_ended_never_looks_live_while_it_is_created_again(bench
     bench(work)
 
 
+def test_repeats_of_an_ended_trial_at_one_moment_are_all_told_its_end(bench):
+    async def work(made):
+        await made.create(1, complete)
+        await made.until(1)
+        find, insert, gates = made.store.find, made.store.insert, {}
+
+        async def in_turn(name, call, *values):
+            await gates.setdefault(name, asyncio.Event()).wait()
+            return await call(*values)
+
+        inserts = iter(range(9))
+        made.store.find = lambda *values: in_turn("find", find, *values)
+        made.store.insert = lambda *values: in_turn(next(inserts), insert, *values)
+        first = asyncio.create_task(made.create(1))
+        await asyncio.sleep(0.01)
+        others = [asyncio.create_task(work) for work in (made.create(1), made.trials.show("relax-1", 5))]
+        await asyncio.sleep(0.01)
+        gates[0].set()  # the first is told that the store knows it, and asks what it knows
+        await asyncio.sleep(0.02)
+        other_payload = asyncio.create_task(refused(made.create(1, digest="other"), 409, "payload_differs"))
+        await asyncio.sleep(0.02)
+        gates["find"].set()
+        for name in (1, 2, 3):
+            gates.setdefault(name, asyncio.Event()).set()
+        answers = await asyncio.gather(first, *others)
+        await other_payload
+        assert [answer["status"] for answer in answers] == ["completed"] * 3
+        assert not made.trials.live and made.environment.runs == [1]
+
+    bench(work)
+
+
+def test_a_repeat_of_an_ended_trial_is_answered_by_a_store_that_takes_no_writes(bench):
+    async def work(made):
+        await made.create(1, complete)
+        await made.until(1)
+        heal = made.break_store("insert")
+        assert (await made.create(1))["status"] == "completed"
+        await refused(made.create(2), 503, "store_unavailable")
+        heal()
+
+    bench(work)
+
+
+def test_a_repeat_of_a_trial_that_is_dropped_at_that_moment_is_a_new_one(bench):
+    async def work(made):
+        await made.create(1, complete)
+        await made.until(1)
+        find = made.store.find
+
+        async def too_late(*values):
+            made.store.find = find
+            await made.store.drop_before(time.time() + 60)
+            return await find(*values)
+
+        made.store.find = too_late
+        assert (await made.create(1))["status"] == "queued"
+        assert (await made.until(1))["status"] == "completed" and made.environment.runs == [1, 1]
+
+    bench(work)
+
+
 def test_another_payload_under_the_id_of_a_trial_that_has_ended_is_refused(bench):
     async def work(made):
         await made.create(1, complete)
