@@ -6,7 +6,7 @@ are ended afterwards): trials with a scripted policy (search, reply, closing mes
 real graph, patched and unpatched in turns, so that what else the machine does falls on both.
 Prints trials/s, latencies, CPU a trial of each process (of the load generator too, which shares the
 cores with what it measures), resident memory, and memory for each live session, and writes them
-with a plot to --out. Takes about six minutes on two cores with the defaults; parts on their own:
+with a plot to --out. Takes about ten minutes on two cores with the defaults; parts on their own:
 
   graph     the whole graph, at each concurrency, patched and unpatched (--only-patched: alone)
   tools     seed, verification and each tool, called in a process of their own
@@ -49,6 +49,7 @@ LOOK_EVERY_S = 0.25
 PARTS = ("graph", "tools", "client", "gateway")
 PORTS_APART = 200
 CLIENT_STARTS = 15
+LEVEL_TIMES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -56,7 +57,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def options(parser):
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), metavar="LIST", help=f"which of {','.join(PARTS)} [all]")
-    add("--trials", type=int, default=150, metavar="N", help="trials of each graph in each round, at least [150]")
+    add(
+        "--trials", type=int, default=150, metavar="N",
+        help=f"trials of each graph in each round, at least; {LEVEL_TIMES} times as many as at once, if more [150]",
+    )  # fmt: skip
     add("--concurrency", default="8,64,256,1024", metavar="LIST", help="trials at once [8,64,256,1024]")
     add("--rounds", type=int, default=2, metavar="N", help="turns that the graphs take at each concurrency [2]")
     add(
@@ -65,6 +69,11 @@ def options(parser):
     )  # fmt: skip
     add("--readme", action="store_true", help="only write the results in --out into README.md")
     add("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg [RUN_DIR/bench]")
+
+
+def enough(trials, level):
+    """How many trials to run where so many run at once: with fewer, most would see fewer beside them."""
+    return max(trials, LEVEL_TIMES * level)
 
 
 def checked(args):
@@ -229,8 +238,7 @@ def measure_graphs(settings, args, levels, found):
             asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
         for level in levels:
             compared = [graph for graph in made if graph.name == "patched" or level <= args.unpatched_up_to]
-            # With fewer there would be no time at which that many run.
-            trials = max(args.trials, level)
+            trials = enough(args.trials, level)
             measured = {graph.name: Measured() for graph in compared}
             bar = Bar(f"concurrency {level}", trials * args.rounds * len(compared))
             for _ in range(args.rounds):
@@ -352,14 +360,14 @@ async def gateway_alone(settings, args, level):
             await ready(graph.settings, process)
             await bench_load.load(graph.settings, url, 20, 4, callbacks)
             before = {"gateway": usage(process.pid)}
-            result = await bench_load.load(graph.settings, url, args.trials, level, callbacks)
+            result = await bench_load.load(graph.settings, url, enough(args.trials, level), level, callbacks)
             measured = Measured()
             measured.add(result, before, {"gateway": usage(process.pid)})
         finally:
             end_graph(graph.settings)
             process.wait()
     figures = measured.figures()
-    return {name: figures[name] for name in ("trials_per_s", "p50_ms", "p99_ms", "failed")} | {
+    return {name: figures[name] for name in ("trials", "trials_per_s", "p50_ms", "p99_ms", "failed")} | {
         "cpu_ms_per_trial": figures["cpu_ms_per_trial"]["gateway"]
     }
 

@@ -79,7 +79,12 @@ def markdown(found):
     if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in found]:
         raise Failure(f"the bench holds no {missing[0]}; run all parts: make bench")
     alone = [
-        [level, f"{one['cpu_ms_per_trial']:.1f} ms", f"{one['trials_per_s']:.0f}", one["failed"]]
+        [
+            level,
+            f"{one['cpu_ms_per_trial']:.1f} ms",
+            f"{one['trials_per_s']:.0f}",
+            f"{one['failed']} of {one['trials']}",
+        ]
         for level, one in found["gateway"].items()
     ]
     client = found["client"]

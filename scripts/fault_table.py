@@ -66,8 +66,10 @@ def markdown(lines):
 
 
 def write_readme(folder):
-    """Write the table into the README. Raises Failure where a line was not held."""
+    """Write the table into the README. Raises Failure where a line was not held, and where there is none."""
     lines = read(folder)
+    if not lines:
+        raise Failure(f"{folder / 'matrix.json'} holds no results, and README.md stays as it is; run: make faults")
     for name, line in lines.items():
         if not ("not_run" in line or line["held"]):
             raise Failure(f"{name} was not held; mend it, then run: make faults FAULTS={name}")

@@ -24,7 +24,7 @@ FOUND = {
         "64": {"patched": graph(48.0, 10.0, 2000), "unpatched": graph(6.0, 140.0, 20000, None)},
         "256": {"patched": graph(47.0, 10.0, 8000)},
     },
-    "gateway": {"64": {"cpu_ms_per_trial": 6.25, "trials_per_s": 130.4, "failed": 0}},
+    "gateway": {"64": {"trials": 192, "cpu_ms_per_trial": 6.25, "trials_per_s": 130.4, "failed": 0}},
     "client": {"starts": 15, "p50_ms": 101.4, "p95_ms": 120.0},
     "tools": {
         "seed": {"patched": 0.01, "unpatched": 20.0},
@@ -51,12 +51,16 @@ def test_of_the_tools_the_slowest_search_and_the_slowest_other_are_shown():
     text = bench_table.markdown(FOUND)
     assert "| email_search_emails | 0.5 ms | 2.5 ms | 1/5 |\n| email_send_email | 0.04 ms | 0.4 ms | 1/10 |" in text
     assert "calendar_search_events" not in text and "| seed | 0.01 ms | 20 ms | 1/2000 |" in text
-    assert "| 64 | 6.2 ms | 130 | 0 |" in text and "median 101 ms of 15" in text
+    assert "| 64 | 6.2 ms | 130 | 0 of 192 |" in text and "median 101 ms of 15" in text
 
 
 def test_a_bench_without_all_its_parts_is_not_shown():
     with pytest.raises(Failure, match="holds no client"):
         bench_table.markdown({name: FOUND[name] for name in ("date", "graph", "gateway", "tools")})
+
+
+def test_at_each_level_run_more_trials_than_at_once():
+    assert [bench.enough(150, level) for level in (8, 64, 1024)] == [150, 192, 3072]
 
 
 def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):

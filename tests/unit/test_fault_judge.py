@@ -123,6 +123,8 @@ def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_tol
         (tmp_path / "matrix.json").write_text(json.dumps({"format": 1, "faults": lines}))
         fault_table.write_readme(tmp_path)
 
+    with pytest.raises(Failure, match="holds no results"):
+        fault_table.write_readme(tmp_path / "nowhere")
     with pytest.raises(Failure, match="make faults FAULTS=kill-agent"):
         write(lines | {"kill-agent": line("kill-agent", held=False)})
     del lines["kill-head"]
