@@ -7,6 +7,7 @@ miss Ray's workers, which overwrite their environment, and descent alone those w
 Ports are bound-tested before a start, and a holder is named. Linux only: it reads /proc.
 """
 
+import errno
 import fcntl
 import ipaddress
 import os
@@ -121,6 +122,23 @@ class Process:
         return now.start == self.start and now.state != "Z"
 
 
+def opened(process):
+    """What a process has open, as /proc names it; empty where that may not be read."""
+    folder = f"/proc/{process.pid}/fd"
+    try:
+        return [target for name in os.listdir(folder) if (target := link(f"{folder}/{name}"))]
+    except OSError:
+        return []
+
+
+def link(path):
+    """Where a link leads; empty where it may not be read, or is gone since it was listed."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
 def processes():
     found = []
     for name in os.listdir("/proc"):
@@ -208,15 +226,7 @@ def listening():
 
 def sockets_of(process):
     """Inodes of the sockets a process holds; empty where they may not be read."""
-    found = set()
-    try:
-        for name in os.listdir(f"/proc/{process.pid}/fd"):
-            target = os.readlink(f"/proc/{process.pid}/fd/{name}")
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    except OSError:
-        return found
-    return found
+    return {target[8:-1] for target in opened(process) if target.startswith("socket:[")}
 
 
 def holder(port):
@@ -255,20 +265,23 @@ def check_ports(ports, variable, host="127.0.0.1"):
     """Refuse ports that are taken, or that the kernel hands out by chance; names the holder."""
     for port in ports:
         refuse_ephemeral(port, variable)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen()
-            except OSError as error:
-                if error.errno == 99:
-                    raise Failure(
-                        f"{host} is no address of this machine; set GYM_BIND_HOST to one of its own"
-                    ) from None
-                raise Failure(
-                    f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}"
-                ) from None
+        error = why_unbound(host, port)
+        if error == errno.EADDRNOTAVAIL:
+            raise Failure(f"{host} is no address of this machine; set GYM_BIND_HOST to one of its own")
+        if error:
+            raise Failure(f"port {port} (from {variable}) is taken by {holder(port)}; end it or set {variable}")
+
+
+def why_unbound(host, port):
+    """The number of the error with which a server that bound this port now would end; 0 where it would not."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            return error.errno
+    return 0
 
 
 def addresses(host):

@@ -4,6 +4,7 @@ The bounds on memory and disk are what a smoke run was seen to take, with room t
 just above them may still be slow.
 """
 
+import errno
 import os
 import platform
 import resource
@@ -190,23 +191,29 @@ def _unfit(settings, wanted):
 
 def _taken(case, wanted):
     """A Finding for each process of others on a port that ours would bind."""
-    # Looked at first: servers of ours may be starting meanwhile.
-    listening = local.listening()
-    own = set().union(*map(local.sockets_of, case.ours)) if case.ours else set()
-    held, variables = {}, {}
-    for address, number, inode in listening:
-        for numbers, variable, host in wanted:
-            if number in numbers and inode not in own and _same(address, host):
-                held.setdefault(inode, []).append(number)
-                variables[number] = variable
+    held = _held(case.settings, wanted)
     if not held or _in_container(case):
         return []
-    return _named(held, variables)
+    return _named(held, {number: variable for numbers, variable, _ in wanted for number in numbers})
 
 
-def _same(address, host):
-    anywhere = ("0.0.0.0", "::")
-    return address == host or address in anywhere or host in anywhere
+def _held(settings, wanted):
+    """{inode: ports} of others' sockets that are in the way of a bind."""
+    hosts = {}
+    for numbers, _, host in wanted:
+        for number in numbers:
+            hosts.setdefault(number, set()).add(host)
+    # Looked at before our processes, and again at the end: servers of ours may start and end meanwhile.
+    listening = [(port, inode) for _, port, inode in local.listening() if port in hosts]
+    own = set().union(*map(local.sockets_of, local.ours(settings)))
+    ours = {port for port, inode in listening if inode in own}
+    held = {}
+    for port, inode in listening:
+        # Which addresses are in each other's way, the kernel knows best.
+        if port not in ours and any(local.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
+            held.setdefault(inode, []).append(port)
+    still = {inode for _, _, inode in local.listening()}
+    return {inode: ports for inode, ports in held.items() if inode in still}
 
 
 def _in_container(case):
@@ -217,7 +224,7 @@ def _in_container(case):
         return False
     try:
         return any(each.status == "running" for each in docker_backend.ours(docker_backend.connect(), case.settings))
-    except (Failure, ImportError):
+    except Failure:
         return False
 
 

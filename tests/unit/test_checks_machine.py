@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import docker_backend
+import gym_up
 import local
 from checks import machine
 from doctor_case import case_of, found, free_base, is_ok
@@ -251,3 +253,81 @@ def test_e5_ports_that_the_kernel_hands_out_and_ports_twice_are_refused(tmp_path
     finding = found(machine.ports, at(tmp_path, base, GYM_RAY_PORT=low + 1), "fail")
     assert f"port {low + 1} (from GYM_RAY_PORT)" in finding.what and "choose another GYM_RAY_PORT" in finding.cure
     assert "the graph's own" in found(machine.ports, at(tmp_path, base, GYM_RAY_PORT=base + 7), "fail").what
+
+
+def six(host, port, only=1):
+    made = socket.socket(socket.AF_INET6)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+    made.bind((host, port))
+    made.listen()
+    return made
+
+
+needs_ipv6 = pytest.mark.skipif(not local.is_here("::1"), reason="no IPv6 here")
+
+
+@needs_ipv6
+@pytest.mark.parametrize(
+    ("holds", "offset", "binds"), [("::1", 0, "0.0.0.0"), ("::", 0, "127.0.0.1"), ("::", 1, "0.0.0.0")]
+)
+def test_e5_a_listener_that_is_in_no_binds_way_is_fine(tmp_path, base, holds, offset, binds):
+    case = at(tmp_path, base, GYM_BIND_HOST=binds)
+    with six(holds, base + offset):
+        gym_up.check_ports(case.settings)
+        assert is_ok(machine.ports, case)
+
+
+@pytest.mark.parametrize(("holds", "binds"), [("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.2")])
+def test_e5_each_address_of_the_gateway_must_be_free(tmp_path, base, holds, binds):
+    with socket.create_server((holds, base)):
+        assert f"port {base} taken by" in found(machine.ports, at(tmp_path, base, GYM_BIND_HOST=binds), "fail").what
+
+
+@needs_ipv6
+def test_e5_a_listener_of_both_families_is_in_the_way(tmp_path, base):
+    with six("::", base + 1, only=0):
+        assert f"port {base + 1} taken by" in found(machine.ports, at(tmp_path, base), "fail").what
+
+
+def test_e5_a_stranger_beside_our_own_server_is_not_in_its_way(tmp_path, base, listen):
+    listen(base, **{local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"})
+    with socket.create_server(("127.0.0.2", base)):
+        assert is_ok(machine.ports, at(tmp_path, base))
+
+
+def test_e5_a_server_of_ours_that_starts_after_another_check_looked_is_ours(tmp_path, base, listen):
+    case = at(tmp_path, base)
+    assert case.ours == []
+    listen(base, **{local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"})
+    assert is_ok(machine.ports, case)
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_e5_a_server_of_ours_that_ends_meanwhile_is_no_strangers(tmp_path, base, listen, monkeypatch, successor):
+    mark = {local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"}
+    process, real = listen(base, **mark), local.ours
+
+    def ours_once_it_ended(*arguments):
+        if process.poll() is not None:
+            return real(*arguments)
+        process.kill()
+        process.wait()
+        found_then = real(*arguments)
+        if successor:
+            listen(base, **mark)
+        return found_then
+
+    monkeypatch.setattr(local, "ours", ours_once_it_ended)
+    assert is_ok(machine.ports, at(tmp_path, base))
+    assert process.poll() is not None
+
+
+def test_e5_ports_of_a_container_are_not_judged_without_the_package_that_asks_for_it(tmp_path, base, monkeypatch):
+    case = at(tmp_path, base, GYM_BACKEND="docker")
+    case.settings.RUN_DIR.mkdir()
+    docker_backend.note(case.settings).touch()
+    (tmp_path / "engine").touch()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with socket.create_server(("127.0.0.1", base)):
+        assert "needs the package docker" in found(machine.ports, case, "warn").what

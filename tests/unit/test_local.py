@@ -241,6 +241,13 @@ def test_a_taken_port_is_refused_with_its_holder(start, port, host):
     assert message.endswith("or set GYM_BASE_PORT") and local.holder(port).startswith(f"process {process.pid}")
 
 
+def test_a_file_that_is_closed_meanwhile_hides_no_socket(port, monkeypatch):
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: ["99999", *real(folder)])
+    with listen("127.0.0.1", port) as server:
+        assert str(os.fstat(server.fileno()).st_ino) in local.sockets_of(local.Process(os.getpid()))
+
+
 def test_a_port_that_the_kernel_hands_out_is_refused():
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for number in (low, high):
