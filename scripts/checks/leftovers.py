@@ -6,6 +6,7 @@ Named is only what carries our mark and belongs to nobody who lives; everything 
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import docker_backend
@@ -76,19 +77,23 @@ def temporary(case):
     return found or ok("no folder of an ended program")
 
 
-def unused(pattern):
-    """Our folders among the temporary ones that no process names in its command line or variables."""
-    mine = [path for path in sorted(temporary_folder().glob(pattern)) if _is_own(path) and _is_ours(path)]
-    if not mine:
-        return []
-    named = "\0".join(map(_words, local.processes()))
-    return [path for path in mine if str(path) not in named]
+def folders(pattern):
+    """Our folders among the temporary ones that no process uses."""
+    mine = [path for path in temporary_folder().glob(pattern) if _is_own(path, stat.S_ISDIR, NEW_S)]
+    return unused(filter(_is_ours, mine))
 
 
-def _is_own(path):
-    found = path.lstat()
-    settled = time.time() - found.st_mtime > NEW_S
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and settled
+def objects(root=Path("/dev/shm")):
+    """Our objects in shared memory that no process uses."""
+    return unused(path for path in root.glob("plasma*") if _is_own(path, stat.S_ISREG))
+
+
+def _is_own(path, is_kind, age_s=0):
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # removed since it was listed
+        return False
+    return is_kind(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime >= age_s
 
 
 def _is_ours(path):
@@ -96,33 +101,29 @@ def _is_ours(path):
     return not path.match(SESSION_FOLDERS) or any((path / name).exists() for name in ("input.json", "agent.log"))
 
 
-def _words(process):
-    try:
-        return process.command + "\0" + "\0".join(process.variables().values())
-    except OSError:
-        return process.command
+def unused(paths):
+    """Those that no process names in its command line or variables, lives in or has open."""
+    paths = sorted(paths)
+    used = "\0".join(map(_uses, local.processes())) if paths else ""
+    # What is open is told by its real path.
+    return [path for path in paths if str(path) not in used and str(path.resolve()) not in used]
 
 
-def unused_objects(root=Path("/dev/shm")):
-    mine = [path for path in sorted(root.glob("plasma*")) if path.lstat().st_uid == os.getuid()]
-    if not mine:
-        return []
-    mapped = "".join(map(_maps, local.processes()))
-    return [path for path in mine if str(path) not in mapped]
-
-
-def _maps(process):
-    try:
-        return Path(f"/proc/{process.pid}/maps").read_text()
-    except OSError:
-        return ""
+def _uses(process):
+    """All in which a process may name a path."""
+    folder = f"/proc/{process.pid}"
+    found = [process.command, local.link(f"{folder}/cwd"), *local.opened(process)]
+    for look in (lambda: process.variables().values(), lambda: [Path(f"{folder}/maps").read_text(errors="replace")]):
+        with suppress(OSError):  # ended, or somebody else's
+            found += look()
+    return "\0".join(found)
 
 
 # What `doctor.py --leftovers KIND` lists: there may be more than a line can name.
 KINDS = {
-    "rays": ("folders of ended Rays", lambda: unused("gym-ray-*")),
-    "sessions": ("folders of ended agents", lambda: unused(SESSION_FOLDERS)),
-    "objects": ("objects of ended Rays in /dev/shm", unused_objects),
+    "rays": ("folders of ended Rays", lambda: folders("gym-ray-*")),
+    "sessions": ("folders of ended agents", lambda: folders(SESSION_FOLDERS)),
+    "objects": ("objects of ended Rays in /dev/shm", objects),
 }
 
 

@@ -259,6 +259,28 @@ def test_temporary_folders_that_nobody_uses_are_named(tmp_path, sleeper, monkeyp
     assert f"{tmp_path}/gym-ray-old" in whats and f"{tmp_path}/session-old" in whats
 
 
+@pytest.mark.parametrize("lives", ["cwd", "file"])
+@pytest.mark.parametrize("name", ["session-x", "gym-ray-x"])
+def test_a_folder_in_which_a_process_lives_is_not_left_over(tmp_path, monkeypatch, name, lives):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "link"))
+    folder, pattern = tmp_path / "link" / name, name.replace("x", "*")
+    folder.mkdir()
+    (folder / "agent.log").touch()
+    os.utime(folder, (0, 0))
+    assert leftovers.folders(pattern) == [folder]
+    with (folder / "agent.log").open() as log:
+        process = subprocess.Popen(
+            ["sleep", "120"], env={}, **{"cwd": {"cwd": folder}, "file": {"stdin": log, "cwd": "/"}}[lives]
+        )
+    try:
+        assert leftovers.folders(pattern) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_the_cure_for_temporary_folders_removes_all_that_are_left_and_nothing_else(tmp_path, sleeper, monkeypatch):
     folder = tmp_path / "with a space"
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -278,5 +300,13 @@ def test_objects_in_shared_memory_that_nobody_has_open_are_named(tmp_path):
     for name in ("plasma1", "plasma2", "other"):
         (tmp_path / name).write_bytes(bytes(4096))
     with (tmp_path / "plasma1").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-        assert leftovers.unused_objects(tmp_path) == [tmp_path / "plasma2"]
-    assert leftovers.unused_objects(tmp_path) == [tmp_path / "plasma1", tmp_path / "plasma2"]
+        assert leftovers.objects(tmp_path) == [tmp_path / "plasma2"]
+    with (tmp_path / "plasma1").open("rb"):
+        assert leftovers.objects(tmp_path) == [tmp_path / "plasma2"]
+    assert leftovers.objects(tmp_path) == [tmp_path / "plasma1", tmp_path / "plasma2"]
+
+
+def test_only_files_are_objects_of_ray(tmp_path):
+    (tmp_path / "plasmashell-cache").mkdir()
+    (tmp_path / "plasma-link").symlink_to(tmp_path)
+    assert leftovers.objects(tmp_path) == []
