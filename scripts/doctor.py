@@ -39,6 +39,11 @@ STAGES = (
     "setup", "data", "model", "image", "gym-up", "verify", "smoke", "relax", "ray-up", "train", "accept",
     *MEASURES, "bench",
 )  # fmt: skip
+# Scripts with another name than their stage's.
+SCRIPTS = {
+    "prepare_data": "data", "fetch_model": "model", "build_image": "image", "fetch_relax": "relax",
+    "verify_verifier": "verify", "verify_trial": "verify",
+}  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -128,6 +133,11 @@ def examine_all(checks, case, limit_s=LIMIT_S):
 
 def shown(check, finding):
     return f"{finding.verdict:<5} {check.name + ':':<21}{finding.what}{'; ' + finding.cure if finding.cure else ''}"
+
+
+def stage_of(script):
+    """The stage that scripts/SCRIPT.py is; none of STAGES where it is none with checks."""
+    return SCRIPTS.get(script, script.replace("_", "-"))
 
 
 def at_start(stage, settings, tell=terminal.say):

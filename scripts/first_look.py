@@ -15,7 +15,7 @@ def main():
     # Imported here: it is worth nothing where a variable does not fit.
     import doctor
 
-    doctor.at_start(args.name.replace("_", "-"), settings, tell=lambda line: None)
+    doctor.at_start(doctor.stage_of(args.name), settings, tell=lambda line: None)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,15 @@ def test_each_stage_with_checks_at_its_start_makes_them():
     assert makes == {stage for check in doctor.CHECKS for stage in check.starts}
 
 
+def test_each_script_that_a_target_runs_is_its_stage_or_none_with_checks():
+    targets = re.findall(r"^([a-z-]+):.*\n\t@(.+)", (ROOT / "Makefile").read_text(), re.M)
+    runs = [(target, name) for target, line in targets for name in re.findall(r"scripts/run\.sh (\w+)", line)]
+    without = {name for _, name in runs if doctor.stage_of(name) not in doctor.STAGES}
+    assert without == {"doctor", "stop", "report", "gym_down", "compare", "faults", "abuse"}
+    assert all(doctor.stage_of(name) == target for target, name in runs if name not in without)
+    assert set(doctor.SCRIPTS) <= {name for _, name in runs}
+
+
 # --- one check -----------------------------------------------------------------------------
 
 
@@ -359,6 +368,12 @@ def test_ports_that_cannot_be_had_are_refused_before_the_set_up(first_start, cle
 
 def test_any_stage_refuses_a_variable_before_the_set_up(first_start):
     assert "LIMIT='many' is not a whole number" in first_start("prepare_data", LIMIT="many").stderr
+
+
+@pytest.mark.parametrize(("name", "place"), [("prepare_data", "DATA_ROOT"), ("fetch_model", "MODEL_DIR")])
+def test_a_folder_without_room_is_refused_before_the_set_up(first_start, name, place):
+    done = first_start(name, **{place: "/proc"})
+    assert done.returncode == 1 and f"set {place} to" in done.stderr, done
 
 
 def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start):
