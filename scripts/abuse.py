@@ -7,8 +7,8 @@ that expire under load, more clients than the queue holds, slow and oversized an
 addresses that try to leave the allowed networks, hostile tool names, replayed rollout ids, and what
 listens where. A quarter of an hour on 2 cores; the graph is started for it and ended after it.
 
-  scripts/abuse.py
-  scripts/abuse.py --abuse-trials 1000 -- -k soak        (what follows -- goes to pytest)
+  scripts/run.sh abuse
+  scripts/run.sh abuse --abuse-trials 1000 -- -k soak        (what follows -- goes to pytest)
 """
 
 import os

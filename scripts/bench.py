@@ -8,7 +8,7 @@ Prints trials/s, latencies, CPU a trial of each process (of the load generator t
 cores with what it measures), resident memory, and memory for each live session, and writes them
 with a plot to --out. Takes about ten minutes on two cores with the defaults; parts on their own:
 
-  graph     the whole graph, at each concurrency, patched and unpatched (--only-patched: alone)
+  graph     the whole graph, at each concurrency, patched and unpatched (--unpatched-up-to 0: patched alone)
   tools     seed, verification and each tool, called in a process of their own
   client    the session client, from its start to its request for a trial
   gateway   the Gateway alone, with an agent and a resource server that do nothing

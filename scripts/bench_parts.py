@@ -5,7 +5,7 @@ Prints one JSON object, milliseconds of CPU by part, since what else the machine
 well: the median of --repeats calls, each on the state
 that a fresh session has (tools that write get a new session each time, outside the timed part).
 
-  scripts/bench_parts.py --repeats 30
+  scripts/run.sh bench_parts --repeats 30
 """
 
 import contextlib

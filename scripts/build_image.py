@@ -7,8 +7,8 @@ environment reach the build, in both spellings, and stay out of the image's envi
 history. Guarantees: NEMO_GYM_IMAGE is given to what passed the preflight alone. The build's whole
 output goes to RUN_DIR/logs/image.log.
 
-  scripts/build_image.py
-  scripts/build_image.py --relax-image registry.local/relaxrl:2026-07
+  scripts/run.sh build_image
+  scripts/run.sh build_image --relax-image registry.local/relaxrl:2026-07
 """
 
 import os

@@ -8,10 +8,10 @@ itself, in how many seconds, and what the user saw. Results go to DATA_ROOT/faul
 matrix.md as a table); a fault run again replaces its line. On Linux; about half a minute a fault, a
 minute to start, all faults in 20 minutes on 2 cores. The full disk needs root (a small disk is mounted).
 
-  scripts/faults.py
-  scripts/faults.py --faults kill-agent,disk-full --fault-trials 16
-  scripts/faults.py --list
-  scripts/faults.py --readme      writes the results that are there into README.md, runs nothing
+  make faults
+  scripts/run.sh faults --faults kill-agent,disk-full --fault-trials 16
+  scripts/run.sh faults --list
+  scripts/run.sh faults --readme      writes the results that are there into README.md, runs nothing
 """
 
 import json
@@ -104,14 +104,6 @@ def bench():
         made.down()
 
 
-def chosen(text):
-    """The Faults named in FAULTS, all of them where none is."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    if unknown := [name for name in names if name not in FAULTS]:
-        raise Failure(f"FAULTS: {unknown[0]} is no fault; `scripts/faults.py --list` names them")
-    return [FAULTS[name] for name in names or FAULTS]
-
-
 def save(folder, line):
     """Put a fault's line among the results."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +152,7 @@ def main():
         fault_table.write_readme(results)
         say(f"README.md holds the {len(FAULTS)} lines of {results / 'matrix.json'}")
         return 0
-    faults = chosen(settings.FAULTS)
+    faults = [FAULTS[name] for name in settings.FAULTS or FAULTS]
     if failed := measure(faults, settings, results):
         raise Failure(f"{len(failed)} of {len(faults)} faults not held: {', '.join(failed)}; logs: {results / 'logs'}")
     say(f"Fault matrix held: faults={len(faults)} trials={settings.FAULT_TRIALS} table={results / 'matrix.md'}")

@@ -4,7 +4,7 @@
 The supervisor is asked first, so that the Gateway can end its trials and clean up after them;
 what is left after that is ended by signal. Trial records and logs stay under RUN_DIR.
 
-  scripts/gym_down.py
+  scripts/run.sh gym_down
 """
 
 import os

@@ -7,9 +7,9 @@ backend it has; nothing else is touched. Takes 25 to 60 s on two cores, a second
 runs already. The servers stay up: end them with `make gym-down` or `make stop`. Until then a
 container that fails is started again by the engine, five times at most; after a reboot it is not.
 
-  scripts/gym_up.py
-  scripts/gym_up.py --gym-backend local
-  scripts/gym_up.py --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
+  scripts/run.sh gym_up
+  scripts/run.sh gym_up --gym-backend local
+  scripts/run.sh gym_up --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
 """
 
 import fcntl

@@ -176,7 +176,7 @@ def read_dump(path):
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make smoke` or scripts/submit.py writes one") from None
+        raise Failure(f"{path}: {error.strerror}; `make smoke` or `make train` writes one") from None
     except (ValueError, RecursionError):
         raise Failure(f"{path}:{len(records) + 1}: not JSON") from None
     return records

@@ -39,7 +39,7 @@ class Variable:
     def parse(self, text, origin):
         """Turn `text` into the variable's value; `origin` names the place it came from.
 
-        Returns int, float, str, Path, or a list of networks or URLs, by kind; None for an empty
+        Returns int, float, str, Path, or a list of networks, URLs or names, by kind; None for an empty
         optional. Raises SettingsError with the name, the origin and what is expected.
         """
         if text == "" and (self.optional or self.kind == "secret"):
@@ -75,6 +75,16 @@ def _choice(text, bounds):
     if text not in bounds.split("|"):
         raise ValueError(f"is none of {bounds.replace('|', ', ')}")
     return text
+
+
+def _choices(text, bounds):
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("names nothing")
+    known = bounds.split("|")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"holds {unknown[0]!r}, which is none of {', '.join(known)}")
+    return names
 
 
 def _text(text, bounds):
@@ -157,6 +167,7 @@ KINDS = {
     "int": _number(int, "a whole number"),
     "float": _number(float, "a number"),
     "choice": _choice,
+    "choices": _choices,
     "text": _text,
     "secret": _secret,
     "path": _path,
@@ -170,22 +181,22 @@ KINDS = {
 
 def declared(example=EXAMPLE):
     """Read `env.example`: {name: Variable}, in the order they stand there."""
-    variables, meaning, spec, group = {}, [], None, ""
+    variables, meaning, spec, group = {}, [], "", ""
     for line in Path(example).read_text(encoding="utf-8").splitlines():
         if line.startswith("##@"):
             group = line[3:].strip()
         elif line.startswith("#:"):
-            spec = line[2:].split(None, 2)
+            spec += line[2:].strip()  # a long list of choices goes on in the next line
         elif line.startswith("#"):
             meaning.append(line[1:].strip())
         elif "=" in line:
             name, default = line.split("=", 1)
-            kind, *rest = spec
-            bounds = rest.pop(0) if rest and (".." in rest[0] or kind == "choice") else ""
+            kind, *rest = spec.split(None, 2)
+            bounds = rest.pop(0) if rest and (".." in rest[0] or kind.startswith("choice")) else ""
             variables[name] = Variable(name, default, kind, bounds, " ".join(rest), " ".join(meaning), group)
-            meaning, spec = [], None
+            meaning, spec = [], ""
         else:
-            meaning, spec = [], None
+            meaning, spec = [], ""
     return variables
 
 

@@ -7,7 +7,7 @@ Of processes on this machine, only those that carry our mark, or descend from on
 signalled; a second call finds nothing to do. Takes up to ten seconds, and a minute for a
 job that does not end. Trial records and logs stay under RUN_DIR.
 
-  scripts/stop.py
+  scripts/run.sh stop
 """
 
 import local

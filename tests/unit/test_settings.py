@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import settings
+from fault_matrix import FAULTS
 from settings import SettingsError, Variable, declared, load
 
 SECRET = "secret-that-nobody-may-see"
@@ -55,6 +56,8 @@ def loaded(dotenv_path=Path("/nonexistent/.env"), overrides=None, **environment)
         ("url", "", "http://10.0.0.5:8000/api/", "http://10.0.0.5:8000/api"),
         ("url", "", "https://[::1]:1", "https://[::1]:1"),
         ("url?", "", "", None),
+        ("choices?", "a|b-c", " b-c,a,", ["b-c", "a"]),
+        ("choices?", "a|b-c", "", None),
         ("host", "", "head-1.cluster", "head-1.cluster"),
         ("host", "", "fd00::1", "fd00::1"),
         ("ip", "", "0.0.0.0", "0.0.0.0"),
@@ -80,6 +83,8 @@ def test_a_value_of_its_kind_is_taken(kind, bounds, text, value):
         ("choice", "a|b", "c", "none of a, b"),
         ("choice", "a|b", "a|b", "none of"),
         ("choice", "a|b", "", "none of"),
+        ("choices", "a|b", "b,c", "holds 'c', which is none of a, b"),
+        ("choices?", "a|b", ",", "names nothing"),
         ("text", "", "", "is empty"),
         ("text", "", "a\nb", "control"),
         ("text", "", "a\0b", "control"),
@@ -137,6 +142,10 @@ def test_a_url_with_user_info_is_refused_and_not_shown(user_info):
 
 
 # --- env.example ---------------------------------------------------------------------------
+
+
+def test_the_faults_it_names_are_those_of_the_matrix():
+    assert declared()["FAULTS"].bounds.split("|") == list(FAULTS)
 
 
 @pytest.mark.parametrize("variable", declared().values(), ids=lambda variable: variable.name)
