@@ -12,6 +12,7 @@ by importing the server with it, and the base image's own Python and Ray. Some s
 import os
 import shutil
 import subprocess
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,8 @@ def run_all(commands):
 
 
 def main():
+    # Not the variables' parser: the image's own variables are not the user's.
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     tree = apply_patches.installed_tree()
     check_commit()
     check_patches(tree)

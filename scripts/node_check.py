@@ -195,5 +195,14 @@ def check(spec):
     return result
 
 
-if __name__ == "__main__":
+def main():
+    if "NODE_CHECK_SPEC" not in os.environ:
+        known = sys.argv[1:] in (["-h"], ["--help"])
+        print(__doc__.strip(), file=sys.stdout if known else sys.stderr)
+        return 0 if known else 2
     print(MARK + json.dumps(check(json.loads(os.environ["NODE_CHECK_SPEC"]))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -138,8 +138,9 @@ class Endpoint(ThreadingHTTPServer):
 
 def main():
     if len(sys.argv) != 3 or not sys.argv[1].isdecimal():
-        print(__doc__.strip(), file=sys.stderr)
-        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+        known = sys.argv[1:] in (["-h"], ["--help"])
+        print(__doc__.strip(), file=sys.stdout if known else sys.stderr)
+        return 0 if known else 2
     try:
         Endpoint(int(sys.argv[1]), sys.argv[2]).serve_forever()
     except KeyboardInterrupt:

@@ -2,11 +2,13 @@
 
 Guarantees: results go to stdout, progress and errors to stderr; progress that is redrawn
 appears only on a terminal, so that a log file holds one line a stage; `run` turns a Failure
-into one line and exit status 1, never a traceback; words of others (an endpoint's answer, an
-engine's error) move no cursor and colour nothing. It formats; it decides nothing.
+into one line and exit status 1, never a traceback, and begins nothing where stdout is closed; words
+of others (an endpoint's answer, an engine's error) move no cursor and colour nothing. It formats; it
+decides nothing.
 """
 
 import errno
+import os
 import signal
 import sys
 import time
@@ -40,9 +42,9 @@ def run(main):
     SIGTERM unwinds like Ctrl-C, so that what a stage began is undone.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if sys.stdout:  # none where the caller closed it
-        # A locale that has no word for a character must not end a stage.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    need_streams()
+    # A locale that has no word for a character must not end a stage.
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main() or 0)
     except Failure as failure:
@@ -61,6 +63,15 @@ def run(main):
             raise
         clear_line()
         print(f"error: {error.filename or 'a file'} cannot be used: {UNWRITABLE[error.errno]}", file=sys.stderr)
+        sys.exit(1)
+
+
+def need_streams():
+    """Refuse to begin where the caller closed stdout: the result would be lost. Closed, stderr is only quiet."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
+    if sys.stdout is None:
+        print("error: stdout is closed; send it to a file or to /dev/null", file=sys.stderr)
         sys.exit(1)
 
 
@@ -96,7 +107,14 @@ class Stage:
 
     def end(self, ok, text=""):
         self.seconds = self.elapsed()
-        mark = " ok " if ok else "FAIL"
+        self._tell(" ok " if ok else "FAIL", text)
+
+    def interrupt(self):
+        """End it by a signal, which is no finding."""
+        self.seconds = self.elapsed()
+        self._tell(" -- ", "interrupted")
+
+    def _tell(self, mark, text):
         say(f"[{mark}] {self.name:<24} {self.seconds:6.1f} s  {text}".rstrip())
 
 
@@ -108,6 +126,9 @@ def stage(name):
     current.detail("")
     try:
         yield current
+    except (KeyboardInterrupt, SystemExit):
+        current.interrupt()
+        raise
     except BaseException:
         current.end(False)
         raise
