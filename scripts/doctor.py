@@ -19,11 +19,13 @@ import queue
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 sys.dont_write_bytecode = sys.dont_write_bytecode or __name__ == "__main__"
 
-import settings as variables  # noqa: E402 - byte code beside a module would be a change
+import local  # noqa: E402 - byte code beside a module would be a change
+import settings as variables  # noqa: E402
 import terminal  # noqa: E402
 from checks import files, graph, leftovers, machine, network, trainer  # noqa: E402
 from checks import variables as named  # noqa: E402
@@ -131,6 +133,14 @@ def examine_all(checks, case, limit_s=LIMIT_S):
     return [(check, found.get(check, silent)) for check in checks]
 
 
+def end_the_given_up():
+    """End what checks started and got no answer from; nobody waits for it any more."""
+    everyone = local.processes()
+    started = local.with_descendants([os.getpid()], everyone) - {os.getpid()}
+    with suppress(Failure, OSError):  # one in the kernel's hands; the findings are told all the same
+        local.end([process for process in everyone if process.pid in started], grace_s=1)
+
+
 def shown(check, finding):
     return f"{finding.verdict:<5} {check.name + ':':<21}{finding.what}{'; ' + finding.cure if finding.cure else ''}"
 
@@ -195,6 +205,7 @@ def main():
         counts = ", ".join(f"{count} {verdict}" for verdict, count in told["counts"].items())
         terminal.say(f"doctor: {counts} in {told['seconds']} s")
     sys.stdout.flush()
+    end_the_given_up()
     # Past threads that still wait: interpreters abort where one holds a lock at the end.
     os._exit(1 if told["verdict"] == FAIL else 0)
 

@@ -156,16 +156,20 @@ def ours(settings, role=None):
     sessions = recorded_sessions(settings, role, everyone)
     in_session = {p.pid for p in everyone if p.start >= sessions.get(p.session, p.start + 1)}
     marked = in_session | {p.pid for p in everyone if _is_marked(p, mark(settings), role)}
-    children = {}
+    found = with_descendants(marked, everyone)
+    return [p for p in everyone if p.pid in found]
+
+
+def with_descendants(pids, everyone):
+    """Some processes' ids, and those of all they descend to."""
+    children, found, queue = {}, set(pids), list(pids)
     for process in everyone:
         children.setdefault(process.parent, []).append(process.pid)
-    queue = list(marked)
     while queue:
-        for child in children.get(queue.pop(), []):
-            if child not in marked:
-                marked.add(child)
-                queue.append(child)
-    return [p for p in everyone if p.pid in marked]
+        new = set(children.get(queue.pop(), [])) - found
+        found |= new
+        queue += new
+    return found
 
 
 def _is_marked(process, value, role):

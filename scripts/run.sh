@@ -24,13 +24,15 @@ python=$root/.venv/bin/python
 # The doctor looks at a clone before it is set up, with whatever Python is there.
 any_python() {
     local each
-    for each in python3 python3.12 python3.13; do
+    # shellcheck source=scripts/pythons.sh
+    . "$root/scripts/pythons.sh"
+    while read -r each; do
         if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
             echo "$each"
             return
         fi
-    done
-    echo "fail  python: no Python 3.9 or later runs here; install Python 3.12 or 3.13, pyenv or uv" >&2
+    done < <(pythons)
+    echo "error: python: no Python 3.9 or later on PATH, under pyenv or known to uv; install Python 3.12 or 3.13" >&2
     return 1
 }
 

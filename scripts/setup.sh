@@ -12,6 +12,8 @@
 #   scripts/setup.sh --look   changes nothing: which parts are made, and what a set-up would take
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/pythons.sh
+. scripts/pythons.sh
 
 # Settings of other environments that would lead the installer or Python elsewhere.
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE PIP_USER PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON VIRTUAL_ENV
@@ -47,19 +49,9 @@ all_ready() {
 
 stamp() { mkdir -p "$STAMPS" && key_of "$1" >"$STAMPS/$1"; }
 
-have_uv() { uv --version >/dev/null 2>&1; }
-
-# A pyenv shim lies on PATH whether or not its Python is there, so each candidate is run.
 suits() { "$1" -c "$SUITS" >/dev/null 2>&1; }
 
-can_make_venv() { have_uv || "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
-
-candidates() {
-    printf '%s\n' python3 python3.12 python3.13
-    printf '%s\n' "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[23].*/bin/python3
-    # uv answers with an error where it finds none, which is an empty list here.
-    if have_uv; then uv python find '>=3.12,<3.14' 2>/dev/null || true; fi
-}
+can_make_venv() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1 || have_uv; }
 
 find_python() {
     local candidate bare=""
@@ -70,7 +62,7 @@ find_python() {
             return
         fi
         bare=$candidate
-    done < <(candidates)
+    done < <(pythons)
     [[ -z $bare ]] || fail "$bare lacks its venv module; cure: apt-get install python3-venv (or install uv)"
     have_uv || fail "no complete Python 3.12 or 3.13 on PATH or under pyenv; cure: pyenv install 3.12, or install uv"
     echo 3.12 # uv fetches it

@@ -4,6 +4,7 @@ Each check's own tests are in test_checks_*.py. What has bitten people and can b
 is a check; FIELD_CASES says which, or why a case shows only while rollouts run.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import doctor
+import hub
 import local
 import settings as variables
 from checks.case import Finding, fail, ok, warn
@@ -314,13 +316,79 @@ def test_it_changes_nothing_in_a_clone_that_is_set_up(clean, tmp_path):
     assert snapshot(*folders) == before and snapshot(ROOT / ".venv" / ".ready") == stamps
 
 
-def test_a_machine_without_python_says_so(clean, bare, tmp_path):
+@pytest.fixture
+def no_python(clean, tmp_path):
+    """(an environment, the folder of its PATH) of a machine with a Python that is too old, and no other."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("bash", "dirname", "env"):
+    for name in ("bash", "dirname", "env", "sh", "timeout"):
         (tools / name).symlink_to(shutil.which(name))
-    done = run_doctor(clean | {"PATH": str(tools)}, clone=bare)
-    assert done.returncode == 1 and done.stderr.startswith("fail  python: no Python 3.9 or later")
+    program(tools / "python3", "exit 1")
+    return clean | {"PATH": str(tools), "PYENV_ROOT": str(tmp_path / "pyenv")}, tools
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_machine_without_python_says_so(no_python, bare, options):
+    done = run_doctor(no_python[0], *options, clone=bare)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: python: no Python 3.9 or later") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("found_by", ["pyenv", "uv"])
+def test_it_runs_with_any_python_that_a_set_up_would_find(no_python, bare, tmp_path, found_by):
+    environment, tools = no_python
+    real = Path(sys.executable).resolve()
+    if found_by == "uv":
+        program(tools / "uv", f'[ "$1" = --version ] || echo {real}')
+    else:
+        program(tmp_path / "pyenv/versions/3.12.0/bin/python3", f'exec {real} "$@"')
+    done = run_doctor(environment, "--help", clone=bare)
+    assert (done.returncode, done.stderr) == (0, "") and "make doctor" in done.stdout
+
+
+def test_a_uv_that_hangs_is_as_none(no_python, bare):
+    environment, tools = no_python
+    (tools / "sleep").symlink_to(shutil.which("sleep"))
+    program(tools / "uv", "sleep 600")
+    assert run_doctor(environment, clone=bare).stderr.startswith("error: python: no Python 3.9 or later")
+    assert not [p for p in local.processes() if str(tools) in p.command]
+
+
+def test_what_a_check_started_ends_with_the_doctor(clean):
+    code = """
+import functools, subprocess, doctor
+def hangs(case):
+    child = subprocess.Popen(["sh", "-c", "sleep 600; true"])
+    print(child.pid, flush=True)
+    child.wait()
+doctor.CHECKS = (doctor.Check("hangs", hangs),)
+doctor.examine_all = functools.partial(doctor.examine_all, limit_s=2)
+doctor.main()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=clean | {"PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, timeout=100
+    )
+    pid, *lines = done.stdout.splitlines()
+    assert "no answer within 2 s" in lines[0], done
+    assert not [p for p in local.processes() if int(pid) in (p.pid, p.parent) and p.state != "Z"]
+
+
+def test_closed_streams_are_no_traceback(clean):
+    def closed(how):
+        command = ["bash", "-c", f'"$0" doctor --stage setup {how}', str(ROOT / "scripts" / "run.sh")]
+        return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
+
+    done = closed(">&-")
+    assert done.returncode == 1 and done.stderr == "error: stdout is closed; send it to a file or to /dev/null\n"
+    done = closed("2>&-")
+    assert done.stdout.splitlines()[-1].startswith("doctor: "), done
 
 
 def test_an_older_python_runs_it_before_the_set_up(clean, bare):
@@ -328,9 +396,24 @@ def test_an_older_python_runs_it_before_the_set_up(clean, bare):
     runs = [p for p in candidates if p and subprocess.run([p, "-c", ""], capture_output=True).returncode == 0]
     if not runs:
         pytest.skip("no Python 3.9 here")
-    command = [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json", "--stage", "setup"]
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
-    assert done.stderr == "" and json.loads(done.stdout)["verdict"] in ("ok", "warn")
+    rows = Path(clean["DATA_ROOT"]) / "nemo-gym" / "workplace_assistant_example.jsonl"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("{}\n")
+    done = subprocess.run(
+        [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json"],
+        env=clean, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.stderr == ""
+    lines = {line["check"]: line["what"] for line in json.loads(done.stdout)["checks"]}
+    assert not [what for what in lines.values() if what.startswith("not looked at: ")], lines
+    assert "other bytes" in lines["task rows"]
+
+
+def test_rows_are_looked_at_without_what_python_3_11_brought(tmp_path, monkeypatch):
+    monkeypatch.delattr(hashlib, "file_digest", raising=False)
+    (tmp_path / "rows").write_text("x")
+    assert hub.sha256_of(tmp_path / "rows") == hashlib.sha256(b"x").hexdigest()
+    assert hub.sha256_of(tmp_path / "none") is None
 
 
 # --- before the set-up -----------------------------------------------------------------------
@@ -376,17 +459,21 @@ def test_a_folder_without_room_is_refused_before_the_set_up(first_start, name, p
     assert done.returncode == 1 and f"set {place} to" in done.stderr, done
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [("nonsense", "holds 'nonsense', which is none of kill-"), (",", "names nothing")]
+)
+def test_faults_that_there_are_not_are_refused_before_the_set_up(first_start, text, words):
+    done = first_start("faults", FAULTS=text)
+    assert done.returncode == 2 and f"FAULTS={text!r} {words}" in done.stderr
+
+
 def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start):
     for done in (first_start("smoke"), first_start("gym_up", "--gym-base-port", "29000", GYM_BASE_PORT="70000")):
         assert (done.returncode, done.stdout, done.stderr) == (SET_UP, "", "")
 
 
-def test_a_machine_without_python_is_the_set_ups_to_judge(first_start, tmp_path):
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "dirname", "env", "sh"):
-        (tools / name).symlink_to(shutil.which(name))
-    assert first_start("smoke", PATH=str(tools), LIMIT="many").returncode == SET_UP
+def test_a_machine_without_python_is_the_set_ups_to_judge(first_start, no_python):
+    assert first_start("smoke", **no_python[0], LIMIT="many").returncode == SET_UP
 
 
 def test_a_smoke_elsewhere_needs_no_ports_here(tmp_path):
