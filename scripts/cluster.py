@@ -6,10 +6,11 @@ each of its nodes would take the address for itself.
 """
 
 import re
+from itertools import takewhile
 from urllib.parse import urlsplit
 
 from ray_jobs import PASSING
-from terminal import Failure
+from terminal import Failure, without_user
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DASHBOARD_PORT = 8265
@@ -37,7 +38,9 @@ def head(settings):
     except ValueError:
         fits = False
     if not fits:
-        raise Failure(f"RAY_ADDRESS={settings.RAY_ADDRESS} is not <head>:<port>")
+        raise Failure(
+            f"RAY_ADDRESS={without_user(settings.RAY_ADDRESS)} is not <head>:<port>; set it so, as 10.0.0.5:6379"
+        )
     return parts.hostname
 
 
@@ -84,6 +87,11 @@ def live_jobs(dashboard):
     jobs = [job for job in answer if isinstance(job, dict) and PASSING not in (job.get("metadata") or {})]
     alive = [job for job in jobs if job.get("status") in ALIVE_JOBS]
     return [
-        f"{job.get('submission_id') or job.get('job_id')} {job['status']}: {str(job.get('entrypoint'))[:100]}"
+        f"{job.get('submission_id') or job.get('job_id')} {job['status']}: {_program(job.get('entrypoint'))}"
         for job in alive
     ]
+
+
+def _program(entrypoint):
+    """The beginning of a job's command, up to its options and variables: they may hold a secret."""
+    return " ".join(takewhile(lambda word: word[0] != "-" and "=" not in word, str(entrypoint).split()))[:100]

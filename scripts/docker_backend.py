@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import local
 from gateway_client import read_token
 from settings import ROOT
-from terminal import Failure
+from terminal import Failure, without_user
 
 RUN_LABEL = "relax-nemo-gym.run"
 FINGERPRINT_LABEL = "relax-nemo-gym.fingerprint"
@@ -36,7 +36,9 @@ FULL = "no space left on device"
 
 
 def engine_address():
-    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    """The engine's address, to be shown."""
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    return address if address.startswith("unix://") else without_user(address)
 
 
 def connect(otherwise=""):

@@ -2,9 +2,10 @@
 """Look for what would go wrong before it bites, and say what cures it: `make doctor`.
 
 Every line is `ok`, `warn` or `fail`, the latter two with what to do; `--json` gives the same as one
-object. With STAGE the checks of one target alone. Takes some seconds: all checks run at once, and
-one that gets no answer is given up. Guarantees: nothing is started, written or ended; a secret is
-in no line; one check that breaks does not stop the others. Exit status 1 at a `fail`. It runs before
+object. With STAGE the checks of one target alone; `smoke` has those of `train` where RAY_ADDRESS is set.
+Takes some seconds: all checks run at once, and one that gets no answer is given up. Guarantees: nothing is
+started, written or ended; a secret is in no line, a finding is one line whatever the names in it hold;
+one check that breaks does not stop the others. Exit status 1 at a `fail`. It runs before
 this clone is set up, too, with any Python from 3.9 on, and says what it could not look at. It judges
 what can be seen from here: not the nodes of a cluster (`make train` looks at each), not rollouts.
 
@@ -56,8 +57,8 @@ class Check(NamedTuple):
     stages: tuple = ()
     starts: tuple = ()
 
-    def belongs_to(self, stage):
-        return not stage or not self.stages or stage in self.stages
+    def belongs_to(self, case):
+        return not case.stage or not self.stages or not case.stages.isdisjoint(self.stages)
 
 
 CHECKS = (
@@ -141,8 +142,13 @@ def end_the_given_up():
         local.end([process for process in everyone if process.pid in started], grace_s=1)
 
 
+def told(finding):
+    """What was found and what cures it, in one line whatever the names in it hold."""
+    return terminal.one_line(f"{finding.what}; {finding.cure}" if finding.cure else finding.what)
+
+
 def shown(check, finding):
-    return f"{finding.verdict:<5} {check.name + ':':<21}{finding.what}{'; ' + finding.cure if finding.cure else ''}"
+    return f"{finding.verdict:<5} {check.name + ':':<21}{told(finding)}"
 
 
 def stage_of(script):
@@ -157,7 +163,7 @@ def at_start(stage, settings, tell=terminal.say):
     for check, finding in found:
         if finding.verdict == WARN:
             tell(shown(check, finding))
-    faults = [f"{check.name}: {finding.what}; {finding.cure}" for check, finding in found if finding.verdict == FAIL]
+    faults = [f"{check.name}: {told(finding)}" for check, finding in found if finding.verdict == FAIL]
     if faults:
         raise Failure("\nerror: ".join(faults))
 
@@ -174,6 +180,14 @@ def chosen_stage(settings):
     if settings.STAGE and settings.STAGE not in STAGES:
         raise Failure(f"STAGE={settings.STAGE} is no stage with checks; choose one of {', '.join(STAGES)}")
     return settings.STAGE or ""
+
+
+def case_of(stage, settings, faults):
+    """The Case of a stage, with the variables that the stage itself sets."""
+    if stage == "smoke" and settings.RAY_ADDRESS:
+        one = variables.ONE_SAMPLE | {"SPLIT": settings.SPLIT}
+        settings = variables.load(one, refuse=lambda fault: None)  # it is among the faults
+    return Case(settings, stage, faults)
 
 
 def add_options(parser):
@@ -193,21 +207,22 @@ def main():
         sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\0" for path in look()))
         return
     stage, began = chosen_stage(settings), time.monotonic()
-    checks = [check for check in CHECKS if check.belongs_to(stage)]
-    results = examine_all(checks, Case(settings, stage, faults))
-    told = report(stage, results, time.monotonic() - began)
+    case = case_of(stage, settings, faults)
+    checks = [check for check in CHECKS if check.belongs_to(case)]
+    results = examine_all(checks, case)
+    answer = report(stage, results, time.monotonic() - began)
     if args.json:
-        terminal.say(json.dumps(told, indent=1))
+        terminal.say(json.dumps(answer, indent=1))
     else:
         for check, findings in results:
             for finding in findings:
                 terminal.say(shown(check, finding))
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in told["counts"].items())
-        terminal.say(f"doctor: {counts} in {told['seconds']} s")
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in answer["counts"].items())
+        terminal.say(f"doctor: {counts} in {answer['seconds']} s")
     sys.stdout.flush()
     end_the_given_up()
     # Past threads that still wait: interpreters abort where one holds a lock at the end.
-    os._exit(1 if told["verdict"] == FAIL else 0)
+    os._exit(1 if answer["verdict"] == FAIL else 0)
 
 
 if __name__ == "__main__":

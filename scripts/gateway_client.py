@@ -13,6 +13,7 @@ few imports: the session client starts with it.
 import http.client
 import json
 import random
+import stat
 import time
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
@@ -125,13 +126,16 @@ def read_token(settings):
     """GATEWAY_TOKEN, or what the file GATEWAY_TOKEN_FILE holds; None without both. Raises ClientError."""
     if settings.GATEWAY_TOKEN or not settings.GATEWAY_TOKEN_FILE:
         return settings.GATEWAY_TOKEN
+    path = settings.GATEWAY_TOKEN_FILE
     try:
-        token = settings.GATEWAY_TOKEN_FILE.read_text(encoding="ascii").strip()
+        if not stat.S_ISREG(path.stat().st_mode):  # a device or a pipe may have no end
+            raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: not a regular file")
+        token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not ASCII"
-        raise ClientError(f"GATEWAY_TOKEN_FILE: {settings.GATEWAY_TOKEN_FILE}: {reason}") from None
+        raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: {reason}") from None
     if not token.isprintable() or " " in token:
-        raise ClientError(f"GATEWAY_TOKEN_FILE: {settings.GATEWAY_TOKEN_FILE}: not one line without spaces")
+        raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: not one line without spaces")
     return token or None
 
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-from terminal import Failure
+from terminal import Failure, one_line
 
 MARK = "WORKPLACE_RUN"
 ROLE = "WORKPLACE_ROLE"
@@ -101,13 +101,21 @@ def forget_sessions(settings):
 
 
 class Process:
-    """One process as /proc shows it: pid, parent, session, start (clock ticks since boot), command."""
+    """One process as /proc shows it: pid, parent, session, start (clock ticks since boot), command.
+
+    To be shown it is named by its program: a command line may hold a secret.
+    """
 
     def __init__(self, pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        fields = after.split()
+        self.program = one_line(before.partition("(")[2])
         self.pid, self.state, self.parent, self.start = pid, fields[0], int(fields[1]), int(fields[19])
         self.session = int(fields[3])
         self.command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+    def __str__(self):
+        return f"process {self.pid} ({self.program})"
 
     def variables(self):
         pairs = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
@@ -193,7 +201,7 @@ def end(targets, grace_s=TERM_GRACE_S):
         while any(p.alive() for p in targets) and time.monotonic() < deadline:
             time.sleep(0.05)
     if stuck := [p for p in targets if p.alive()]:
-        raise Failure(f"process {stuck[0].pid} does not end: {stuck[0].command[:100]}")
+        raise Failure(f"{stuck[0]} does not end")
 
 
 def open_files_to_be_had():
@@ -236,7 +244,7 @@ def sockets_of(process):
 def holder(port):
     """Who listens on a port, as text for an error line."""
     process = listener({inode for _, p, inode in listening() if p == port})
-    return f"process {process.pid}: {process.command[:100]}" if process else "a process that may not be looked at"
+    return str(process) if process else "a process that may not be looked at"
 
 
 def listener(inodes):

@@ -30,7 +30,8 @@ def check(settings):
     """Refuse what would start a second Ray, or one nobody could reach."""
     own = f"{settings.RELAX_HOST}:{ray_container.RAY_PORT}"
     if settings.RAY_ADDRESS not in (None, own):
-        raise Failure(f"RAY_ADDRESS={settings.RAY_ADDRESS} names a Ray that runs already; unset it to start one here")
+        named = terminal.without_user(settings.RAY_ADDRESS)
+        raise Failure(f"RAY_ADDRESS={named} names a Ray that runs already; unset it to start one here")
     if not settings.RELAX_HOST or settings.RELAX_HOST in cluster.LOOPBACK:
         raise Failure(
             "RELAX_HOST is empty or loopback; set it to this machine's address that the Gym's machine reaches"

@@ -16,6 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "env.example"
 # An unknown name with one of these beginnings is taken for a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
+# What `make smoke` sets where it trains: the smallest training job.
+ONE_SAMPLE = {
+    "LIMIT": "1",
+    "NEMO_GYM_NUM_ROLLOUT": "1",
+    "NEMO_GYM_ROLLOUT_BATCH_SIZE": "1",
+    "NEMO_GYM_N_SAMPLES_PER_PROMPT": "1",
+    "NEMO_GYM_GLOBAL_BATCH_SIZE": "1",
+}
 ON_MAKE = "make's command line"
 # Offsets from GYM_BASE_PORT; env.example says the same in words. Further pairs of agent and resource
 # server follow, as agent_2 and resource_2 and so on, up to MOST_REPLICAS below Ray's own ports.
@@ -212,7 +220,8 @@ def read_dotenv(path, variables, refuse=raise_fault):
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        refuse(SettingsError(f"{path} cannot be read as text: {error}"))
+        reason = getattr(error, "strerror", None) or error
+        refuse(SettingsError(f"{path} cannot be read as text: {reason}; make it a text file of yours, or move it away"))
         return found
     for number, line in enumerate(lines, 1):
         line = line.strip()

@@ -44,14 +44,6 @@ OPTIONS = (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Which stage proves which layer of the verdict.
 LAYERS = {"services ready": "graph", "verifier contract": "verifier contract", "model rollout": "acceptance"}
-# The smallest training job.
-ONE_SAMPLE = {
-    "LIMIT": "1",
-    "NEMO_GYM_NUM_ROLLOUT": "1",
-    "NEMO_GYM_ROLLOUT_BATCH_SIZE": "1",
-    "NEMO_GYM_N_SAMPLES_PER_PROMPT": "1",
-    "NEMO_GYM_GLOBAL_BATCH_SIZE": "1",
-}
 
 
 class Interrupted(Exception):
@@ -82,7 +74,7 @@ class Smoke:
 
     def training_stages(self):
         """The stages with a trainer; those of the Gym's machine only where that is this one."""
-        self.environment |= ONE_SAMPLE
+        self.environment |= variables.ONE_SAMPLE
         gym = ("graph", "verifier contract", "deterministic trial") if self.here else ()
         stages = {name: stage for name, stage in self.stages.items() if name in ("data", *gym)}
         last = {name: self.stages[name] for name in ("acceptance", "released")}

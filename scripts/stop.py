@@ -10,6 +10,8 @@ job that does not end. Trial records and logs stay under RUN_DIR.
   scripts/run.sh stop
 """
 
+from shlex import quote
+
 import local
 import ray_jobs
 from gym_down import end_graph
@@ -28,7 +30,7 @@ def forget_jobs(settings, dashboard_url):
 def check_released(settings):
     """Raise Failure if a process of ours is left. Sockets and shared memory go with their processes."""
     if left := local.ours(settings):
-        raise Failure(f"process {left[0].pid} is still there: {left[0].command[:100]}; run: make stop")
+        raise Failure(f"{left[0]} is still there; run: make stop")
 
 
 def stop_jobs(settings, own_dashboard):
@@ -43,6 +45,9 @@ def stop_jobs(settings, own_dashboard):
         try:
             say(f"job {job.id}: {job.stop() or 'unknown to Ray'}")
             job.close()
+        except ray_jobs.Unreachable as fault:
+            forget = f"if that cluster is gone for good: rm -r {quote(str(job.folder))}"
+            faults.append(f"job {job.id} may still run: {fault}; {forget}")
         except Failure as fault:
             faults.append(f"job {job.id} may still run: {fault}")
     return faults

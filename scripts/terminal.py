@@ -9,6 +9,7 @@ decides nothing.
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -34,6 +35,16 @@ class Failure(Exception):
 def printable(text):
     """Text that can be printed: control characters, line ends and tabs apart, and lone surrogates are replaced."""
     return str(text).translate(CONTROLS)
+
+
+def one_line(text):
+    """Printable text without line ends and tabs, which names of files and programs may hold."""
+    return re.sub(r"[\n\t]", "\ufffd", printable(text))
+
+
+def without_user(address):
+    """An address as it may be shown: without the user and the password that it may carry."""
+    return re.sub(r"^(\w+://)?.*@", r"\1", str(address), flags=re.DOTALL)
 
 
 def run(main):

@@ -57,7 +57,7 @@ def ray_head(settings):
     """(host, port) of RAY_ADDRESS, each None where it has none; whether it is fit is the cluster's check."""
     try:
         parts = urlsplit(f"//{settings.RAY_ADDRESS or ''}")
-        return parts.hostname, parts.port
+        return (parts.hostname, parts.port) if parts.netloc == settings.RAY_ADDRESS else (None, None)
     except ValueError:
         return None, None
 
@@ -72,6 +72,11 @@ class Case:
     def trains(self):
         """Whether a cluster is to be trained on; without one, what only training needs may be absent."""
         return self.stage in ("train", "ray-up") or bool(self.settings.RAY_ADDRESS)
+
+    @property
+    def stages(self):
+        """The stages that are run for the one that is asked for."""
+        return {self.stage, "train"} if self.stage == "smoke" and self.settings.RAY_ADDRESS else {self.stage}
 
     @cached_property
     def gym_is_here(self):

@@ -4,7 +4,7 @@ import fetch_model
 import hub
 import prepare_data
 import rows
-from checks.case import failed, ok, warn
+from checks.case import fail, failed, ok, warn
 from checks.machine import MB, room
 from terminal import Failure
 
@@ -20,19 +20,24 @@ def task_rows(case):
     split = "train" if case.trains and not s.is_given("SPLIT") else s.SPLIT
     path, lock = s.rows_path(split), prepare_data.read_lock(prepare_data.LOCK)
     pin = lock["splits"][split]
-    digest = hub.sha256_of(path)
+    try:
+        digest = hub.sha256_of(path)
+    except OSError as error:
+        return fail(f"{path}: {error.strerror}", "move away what is in its way, or set DATA_ROOT to another folder")
     if digest == pin["sha256"]:
         return ok(f"{pin['rows']} rows of {split} at {path}, sha256 as pinned")
-    state = "not there yet" if digest is None else f"other bytes (sha256 {digest[:16]}) than pinned"
     command = f"make data SPLIT={split}"
+    if digest is not None:
+        keep = f"{command} replaces them; to keep edits, move them first and name them in NEMO_GYM_SOURCE_DATA"
+        return warn(f"rows of {split} at {path} are not those pinned (sha256 {digest[:16]}): edited or damaged", keep)
     if "package" in pin:
-        return ok(f"rows of {split} {state}; {command} takes them from {pin['package']}")
+        return ok(f"rows of {split} not there yet; {command} takes them from {pin['package']}")
     try:
         hub.refuse_unreachable(lock["repo_id"], lock["revision"], "dataset")
     except Failure as fault:
-        return failed(f"rows of {split} {state} at {path}, and {fault}")
+        return failed(f"rows of {split} not there yet at {path}, and {fault}")
     # Other stages fetch rows by themselves; training takes what is there.
-    what = f"rows of {split} {state} at {path}; the hub has them"
+    what = f"rows of {split} not there yet at {path}; the hub has them"
     return failed(f"{what}; {command}") if case.stage == "train" else ok(f"{what}: {command}")
 
 

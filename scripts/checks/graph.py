@@ -57,15 +57,21 @@ def _image(client, settings, verdict):
 
 def graph(case):
     """The Gateway that answers is this clone's, of these variables and this code, ready, and holds no state."""
-    state = case.gateway.json()
     if not case.gateway.status:
         return _silent(case)
-    if not isinstance(state, dict) or "service_epoch" not in state:
+    state = _state(case)
+    if state is None:
         return fail(
             f"{case.gateway.url} {case.gateway.told()}, which is no Gateway's answer",
             "end what listens there, or set GYM_BASE_PORT (GYM_HOST, where that is another machine)",
         )
     return _stale(case, state) or _unready(state, case.gateway.url) or ok(_summary(state, case.gateway.url))
+
+
+def _state(case):
+    """What the Gateway says of itself; None where it is none that answers."""
+    state = case.gateway.json()
+    return state if isinstance(state, dict) and "service_epoch" in state else None
 
 
 def _silent(case):
@@ -122,13 +128,15 @@ def _summary(state, url):
 def head_server(case):
     """The head server answers JSON: another program on its port, or a proxy's page, would end the graph later."""
     s = case.settings
-    if not case.gym_is_here or not case.gateway.status:
+    if not case.gym_is_here or _state(case) is None:
         return ok("not asked: no graph runs on this machine")
     answer = ask(f"{s.local_url('head')}/server_instances")
     if answer.status == 200 and isinstance(answer.json(), (list, dict)):
         return ok(f"{s.local_url('head')} answers")
+    if not answer.status:
+        return fail(f"{answer.url} {answer.told()}", "make gym-up")
     return fail(
-        f"{answer.url} {answer.told()}, not the list of servers", "end what answers there (a proxy?); make gym-up"
+        f"{answer.url} {answer.told()}, not the list of servers", "end what answers there (a proxy?), then make gym-up"
     )
 
 

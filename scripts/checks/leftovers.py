@@ -4,6 +4,7 @@ Named is only what carries our mark and belongs to nobody who lives; everything 
 """
 
 import os
+import shlex
 import stat
 import time
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import docker_backend
 import local
-from checks.case import ok, temporary_folder, warn
+from checks.case import ask, ok, temporary_folder, warn
 from checks.machine import own_folder
 from terminal import Failure
 
@@ -49,16 +50,34 @@ def records(case):
     """Jobs and sessions on record whose processes are gone, and probes that were not taken back."""
     s, found = case.settings, []
     jobs = [path.parent for path in sorted((s.RUN_DIR / "jobs").glob("*/dashboard")) if not _lives(path.parent.name)]
-    if jobs:
-        found.append(warn(f"{len(jobs)} jobs whose end nobody saw, {jobs[-1].name} last", "make stop"))
+    unheard = _unheard(s, set(map(_dashboard, jobs)))
+    gone = [folder for folder in jobs if _dashboard(folder) in unheard]
+    if open_still := [folder for folder in jobs if folder not in gone]:
+        found.append(warn(f"{len(open_still)} jobs whose end nobody saw, {open_still[-1].name} last", "make stop"))
+    if gone:
+        what = f"{len(gone)} jobs on clusters that do not answer, {gone[-1].name} last"
+        found.append(warn(what, f"where the cluster is gone for good: rm -r {_words_of(gone)}"))
     if (s.RUN_DIR / local.SESSIONS).exists() and not case.ours:
         found.append(warn(f"{s.RUN_DIR / local.SESSIONS} is the record of processes that are gone", "make stop"))
     probes = [path for folder in (s.RUN_DIR, s.EXP_DIR) if folder.is_dir() for path in folder.glob(".probe*")]
     if probes:
-        found.append(
-            warn(f"{len(probes)} probes of broken-off checks, as {probes[0]}", f"rm {' '.join(map(str, probes))}")
-        )
+        found.append(warn(f"{len(probes)} probes of broken-off checks, as {probes[0]}", f"rm {_words_of(probes)}"))
     return found or ok("no record of what is gone")
+
+
+def _words_of(paths):
+    return shlex.join(map(str, paths))
+
+
+def _dashboard(folder):
+    """The address that the record of a job names."""
+    return (folder / "dashboard").read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+
+
+def _unheard(settings, urls):
+    """Those dashboards at which nobody answers: `make stop` cannot end their jobs, but for those on our own Ray."""
+    others = urls - {local.PrivateRay(settings, "rehearsal").dashboard_url}
+    return {url for url in others if not ask(f"{url}/api/version").status}
 
 
 def _lives(job_id):

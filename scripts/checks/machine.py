@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import apply_patches
 import gym_up
@@ -72,16 +73,23 @@ def disk(case):
     folders = {"RUN_DIR": s.RUN_DIR, "DATA_ROOT": s.DATA_ROOT, "TMPDIR": temporary_folder()}
     folders |= {"EXP_DIR": s.EXP_DIR} if case.trains or case.stage in ("", "smoke") else {}
     found = [room(name, folder) for name, folder in folders.items()]
+    if not folders["TMPDIR"].is_dir():  # which nobody makes
+        found.append(_no_temporary(folders["TMPDIR"]))
     return [each for each in found if each.verdict != "ok"] or ok(", ".join(each.what for each in found))
+
+
+def _no_temporary(folder):
+    return warn(f"TMPDIR={folder} is no folder: programs fail, or use another", f"mkdir -p {quote(str(folder))}")
 
 
 def room(name, folder, needed_mb=DISK_LEAST_MB, ample_mb=DISK_AMPLE_MB):
     """A Finding about the folder of a variable, or the nearest one above it that exists."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     elsewhere = f"set {name} to another disk"
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return fail(f"{there} cannot be written to", f"set {name} to a folder that can be written")
     disk = os.statvfs(there)
+    # A file system of the kernel's own has no blocks; root may write in it as far as modes tell.
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or not disk.f_blocks:
+        return fail(f"{there} cannot be written to", f"set {name} to a folder that can be written")
     free, text = disk.f_bavail * disk.f_frsize // MB, f"{name} {disk.f_bavail * disk.f_frsize / 1e9:.1f} GB free"
     if free < needed_mb:
         return fail(f"{text} at {there}, {needed_mb / 1000:g} GB needed", f"free some, or {elsewhere}")
@@ -131,11 +139,12 @@ def open_files(case):
         return ok("no limit on open files")
     least = FILES_OWN + FILES_A_TRIAL * s.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
     full = least + s.GATEWAY_QUEUE_LIMIT
-    cure = f"ulimit -n {full} (as root: the hard limit is {hard})"
+    allowed = f"{soft} open files allowed (the hard limit is {hard})"
+    cure = f"ulimit -n {full}" if os.geteuid() == 0 else f"sudo prlimit --pid $$ --nofile={full}:{full}"
     if soft < least:
-        return fail(f"{soft} open files allowed, {least} needed", cure)
+        return fail(f"{allowed}, {least} needed", cure)
     if soft < full:
-        return warn(f"{soft} open files allowed: too few for {full} with GATEWAY_QUEUE_LIMIT trials waiting", cure)
+        return warn(f"{allowed}: too few for {full} with GATEWAY_QUEUE_LIMIT trials waiting", cure)
     return ok(f"{soft} open files allowed")
 
 
@@ -243,7 +252,7 @@ def _holder(process, folder, numbers, variables):
     names = " or ".join(sorted({variables[number] for number in numbers}))
     if process is None:
         return fail(f"{shown} taken by a process that may not be looked at", f"end it, or set {names}")
-    text = f"{shown} taken by process {process.pid}: {process.command[:80]}"
+    text = f"{shown} taken by {process}"
     if folder:
         return fail(f"{text} (the graph of {folder})", f"end it there (make stop), or set {names}")
     return fail(text, f"end it, or set {names}")

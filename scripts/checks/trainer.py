@@ -12,6 +12,7 @@ from pathlib import Path
 import local
 from checks.case import ASK_TIMEOUT_S, ask, fail, failed, ok, ray_head, warn
 from settings import ROOT
+from terminal import without_user
 
 NOT_ASKED = "not asked: RAY_ADDRESS is empty, rollouts are rehearsed on this machine"
 GCS_PORT = re.compile(r"\S*gcs_server\s.*--gcs_server_port=(\d+)")
@@ -56,6 +57,8 @@ def gateways(case):
     """Every Gateway is ready, and all have the same environment."""
     if not case.trains:
         return ok(NOT_ASKED)
+    if case.stage == "smoke" and case.gym_is_here and not case.gateway.status:
+        return ok("not running; make smoke starts it")
     plan = _plan(case, "services")
     return _verdict(plan, f"{len(plan.gateways)} ready, one environment")
 
@@ -112,7 +115,10 @@ def second_ray(case):
     own = {local.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
     if host and port in own and local.is_here(host):
         found.append(
-            fail(f"RAY_ADDRESS={s.RAY_ADDRESS} is this clone's private Ray", "set it to the trainer's, or unset it")
+            fail(
+                f"RAY_ADDRESS={without_user(s.RAY_ADDRESS)} is this clone's private Ray",
+                "set it to the trainer's, or unset it",
+            )
         )
     heads = gcs_ports()
     for port, pids in heads.items():

@@ -1,13 +1,14 @@
 """Variables: what does not fit, what is misspelt, proxies, secrets that others could read."""
 
 import os
-import re
 import urllib.request
 from difflib import get_close_matches
+from shlex import quote
 from urllib.parse import urlsplit
 
 import settings as variables
-from checks.case import failed, ok, ray_head, warn
+from checks.case import fail, failed, ok, ray_head, warn
+from gateway_client import ClientError, read_token
 from settings import ROOT
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -51,14 +52,16 @@ def proxies(case):
         return found or ok("no proxy variable is set")
     bare = [host for host in hosts(case.settings) if not urllib.request.proxy_bypass_environment(host)]
     if bare:
-        both = f"export NO_PROXY={','.join(bare)} no_proxy={','.join(bare)} (added to what is there)"
-        found.append(
-            warn(
-                f"{', '.join(set_here)} set, and NO_PROXY does not cover {', '.join(bare)}: the trainer may mind it",
-                both,
-            )
-        )
+        whole = quote(",".join(dict.fromkeys([*_bypassed(), *bare])))
+        what = f"{', '.join(set_here)} set, and NO_PROXY does not cover {', '.join(bare)}: the trainer may mind it"
+        found.append(warn(what, f"export NO_PROXY={whole} no_proxy={whole}"))
     return found or ok(f"{', '.join(set_here)} set, NO_PROXY covers {', '.join(hosts(case.settings))}")
+
+
+def _bypassed():
+    """What either spelling of NO_PROXY holds."""
+    held = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    return [host.strip() for text in held for host in text.split(",") if host.strip()]
 
 
 def _differing(name):
@@ -97,17 +100,25 @@ def _engine():
 def token(case):
     """GATEWAY_TOKEN is hard to guess, and set where the Gateway listens beyond loopback."""
     s = case.settings
-    if s.GATEWAY_TOKEN and len(s.GATEWAY_TOKEN) < TOKEN_LEAST:
-        return warn(
-            f"GATEWAY_TOKEN has {len(s.GATEWAY_TOKEN)} characters and can be guessed",
-            "GATEWAY_TOKEN=$(openssl rand -hex 32)",
-        )
-    if not s.GATEWAY_TOKEN and s.GYM_BIND_HOST not in ("127.0.0.1", "::1"):
-        return warn(
-            f"the Gateway listens on {s.GYM_BIND_HOST} without a token: whoever reaches it may use it",
-            "set GATEWAY_TOKEN on both sides, or see that the network is closed",
-        )
-    return ok("GATEWAY_TOKEN is set" if s.GATEWAY_TOKEN else "no token, and nobody beyond this machine to ask for one")
+    try:
+        held = read_token(s)
+    except ClientError as fault:
+        return fail(str(fault), "name a file that holds the token and nothing else, or set none")
+    source = "GATEWAY_TOKEN" if s.GATEWAY_TOKEN else "GATEWAY_TOKEN_FILE"
+    if held and len(held) < TOKEN_LEAST:
+        return warn(f"{source} has {len(held)} characters and can be guessed", f"unset {source} && {_new_token()}")
+    if not held and s.GYM_BIND_HOST not in ("127.0.0.1", "::1"):
+        what = f"the Gateway listens on {s.GYM_BIND_HOST} without a token: whoever reaches it may use it"
+        return warn(f"{what}, unless the network is closed", _new_token())
+    return ok(f"{source} is set" if held else "no token, and nobody beyond this machine to ask for one")
+
+
+def _new_token():
+    """What makes a token that this clone's stages and jobs read, whose file nobody else can."""
+    path, dotenv = quote(str(ROOT / "data" / "gateway-token")), quote(str(ROOT / ".env"))
+    make = f"""(umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n' >{path})"""
+    # The last line of a name counts; a GATEWAY_TOKEN would count before the file.
+    return f"{make} && printf '\\nGATEWAY_TOKEN=\\nGATEWAY_TOKEN_FILE=%s\\n' {path} >>{dotenv}"
 
 
 def secrets(case):
@@ -119,16 +130,13 @@ def secrets(case):
     held = variables.read_dotenv(dotenv, declared, refuse=lambda fault: None)
     files = [dotenv] if any(held.get(name, ("",))[0] for name in named) else []
     files += [s.GATEWAY_TOKEN_FILE] if s.GATEWAY_TOKEN_FILE else []
-    found = [_exposed(path) for path in files if path.exists() and path.stat().st_mode & READABLE_BY_OTHERS]
+    # A folder or a device has a mode that is nobody's to change for this; the token's check refuses them.
+    files = [path for path in files if os.path.isfile(path)]
+    found = [_exposed(path) for path in files if path.stat().st_mode & READABLE_BY_OTHERS]
     return found or ok(
         f"{len(files)} files with a secret, readable by their owner alone" if files else "no file holds a secret"
     )
 
 
 def _exposed(path):
-    return warn(f"{path} holds a secret and has mode {path.stat().st_mode & 0o777:o}", f"chmod 600 {_quoted(path)}")
-
-
-def _quoted(path):
-    text = str(path)
-    return text if re.fullmatch(r"[\w./-]+", text) else f"'{text}'"
+    return warn(f"{path} holds a secret and has mode {path.stat().st_mode & 0o777:o}", f"chmod 600 {quote(str(path))}")

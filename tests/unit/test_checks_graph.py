@@ -118,7 +118,10 @@ def test_the_head_server_answers_json_and_no_proxys_page(gateway):
         for page in (PROXY_PAGE, (503, PROXY_PAGE), (404, "{}")):
             head.pages["/server_instances"] = page
             assert "not the list of servers" in found(graph.head_server, case, "fail").what
-    assert "Connection refused" in found(graph.head_server, case, "fail").what
+    silent = found(graph.head_server, case, "fail")
+    assert "Connection refused" in silent.what and silent.cure == "make gym-up"
+    gateway.pages["/readyz"] = PROXY_PAGE
+    assert is_ok(graph.head_server, gateway.case()), "whoever has the Gateway's port, it is no graph"
 
 
 def test_e16_a_server_of_ours_beyond_loopback_is_named(tmp_path):
@@ -253,8 +256,18 @@ def test_d1_rows_are_there_with_the_pinned_hash_or_to_be_had(tmp_path, hub):
     )
     with path.open("a") as rows:
         rows.write("{}\n")
-    assert "other bytes" in found(files.task_rows, case, "ok").what
+    edited = found(files.task_rows, case, "warn")
+    assert "not those pinned" in edited.what and "NEMO_GYM_SOURCE_DATA" in edited.cure
     assert "the hub has them" in found(files.task_rows, case_of(tmp_path, SPLIT="train"), "ok").what
+
+
+def test_rows_with_something_in_their_way_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    below = found(files.task_rows, case_of(tmp_path, DATA_ROOT=tmp_path / "file"), "fail")
+    assert "Not a directory" in below.what and "DATA_ROOT" in below.cure
+    case = case_of(tmp_path)
+    case.settings.rows_path().mkdir(parents=True)
+    assert "Is a directory" in found(files.task_rows, case, "fail").what
 
 
 def test_training_needs_its_rows_in_place(tmp_path, hub):

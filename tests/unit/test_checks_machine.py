@@ -17,6 +17,7 @@ import gym_up
 import local
 from checks import machine
 from doctor_case import case_of, found, free_base, is_ok
+from terminal import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "dirname", "sed", "awk", "df", "cat", "sha256sum", "readlink", "tail", "pwd", "env", "tr")
@@ -93,12 +94,20 @@ def test_a_full_or_unwritable_disk_names_the_variable(tmp_path):
     (tmp_path / "file").write_text("")
     finding = found(machine.disk, case_of(tmp_path, RUN_DIR=tmp_path / "file" / "run"), "fail")
     assert "cannot be written to" in finding.what and "RUN_DIR" in finding.cure
-    full = found(machine.disk, case_of(tmp_path, DATA_ROOT="/proc"), "fail")
-    assert "DATA_ROOT" in full.cure
+    kernels = found(machine.disk, case_of(tmp_path, DATA_ROOT="/proc/x"), "fail")
+    assert kernels.what == "/proc cannot be written to" and "DATA_ROOT" in kernels.cure
     little = machine.room("EXP_DIR", tmp_path, 1, 1 << 40)
     assert little.verdict == "warn" and "EXP_DIR" in little.cure
     none = machine.room("EXP_DIR", tmp_path, 1 << 40)
     assert none.verdict == "fail" and "needed" in none.what
+
+
+def test_a_tmpdir_that_is_not_there_is_named_and_made_by_its_cure(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/a b")
+    finding = found(machine.disk, case_of(tmp_path), "warn")
+    assert "is no folder" in finding.what
+    subprocess.run(finding.cure, shell=True, check=True)
+    assert is_ok(machine.disk, case_of(tmp_path))
 
 
 @pytest.mark.parametrize(("available", "verdict"), [(20_000, "ok"), (2000, "warn"), (900, "fail")])
@@ -142,15 +151,17 @@ resource.setrlimit(resource.RLIMIT_NOFILE, local.open_files_to_be_had())
     [
         (100, 2000, 1024, "ok", "2000 open files"),
         (400, 400, 50, "ok", "400 open files"),
-        (400, 400, 1024, "warn", "too few for 1312 with GATEWAY_QUEUE_LIMIT"),
-        (200, 200, 50, "fail", "200 open files allowed, 288 needed"),
+        (400, 400, 1024, "warn", ": too few for 1312 with GATEWAY_QUEUE_LIMIT"),
+        (200, 200, 50, "fail", ", 288 needed"),
     ],
 )
 def test_open_files(soft, hard, queue, verdict, said):
     words = [str(ROOT / "scripts"), *map(str, (soft, hard, queue))]
     done = subprocess.run([sys.executable, "-c", ALLOWED, *words], capture_output=True, text=True, check=True)
     found_verdict, what, cure = json.loads(done.stdout)
-    assert found_verdict == verdict and said in what and (f"hard limit is {hard}" in cure) == (verdict != "ok")
+    assert found_verdict == verdict and said in what
+    assert verdict == "ok" or f"the hard limit is {hard}" in what
+    assert subprocess.run(["bash", "-nc", cure], stderr=subprocess.DEVNULL).returncode == 0 and "(" not in cure
 
 
 def test_shared_memory(tmp_path):
@@ -214,8 +225,26 @@ def test_free_ports_are_ok_and_nothing_is_bound(tmp_path, base):
 def test_e5_a_taken_port_names_its_holder(tmp_path, base, listen, host):
     process = listen(base + 2, host)
     finding = found(machine.ports, at(tmp_path, base), "fail")
-    assert f"port {base + 2} taken by process {process.pid}: {sys.executable}" in finding.what
+    assert f"port {base + 2} taken by process {process.pid} (python" in finding.what
     assert "GYM_BASE_PORT" in finding.cure
+
+
+def test_of_a_holder_the_program_is_shown_and_no_argument(tmp_path, base, listen):
+    """Its own name may be anything: bytes that are no text, and a line end."""
+    code = f"""
+        import socket, time
+        secret = "sk-4711"
+        open("/proc/self/comm", "wb").write(b"a\\n\\xffb)")
+        s = socket.create_server(("127.0.0.1", {base}))
+        print("up", flush=True); time.sleep(120)
+    """
+    process = listen(base, code=code)
+    finding = found(machine.ports, at(tmp_path, base), "fail")
+    assert f"port {base} taken by process {process.pid} (a\ufffd\ufffdb))" in finding.what
+    with pytest.raises(Failure) as refused:
+        local.check_ports([base], "GYM_BASE_PORT")
+    assert f"process {process.pid} (a" in str(refused.value)
+    assert "sk-4711" not in str(finding) + str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_e5_ports_that_our_own_servers_hold_are_fine(tmp_path, base, listen):

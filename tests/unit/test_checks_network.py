@@ -1,17 +1,20 @@
 """The doctor on variables and on the way between machines, against real sockets and small real servers."""
 
 import os
+import subprocess
 import time
 from email.utils import formatdate
 
 import pytest
 
+import gym_up
 import local
 import settings as variables
 from checks import network
 from checks import variables as named
 from checks.case import Case, ask
 from doctor_case import NOWHERE, PROXY_PAGE, Pages, Silent, case_of, found, is_ok, outward_address, settings_of
+from terminal import Failure
 
 SECRET = "never-show-me-4711"
 
@@ -55,6 +58,19 @@ def test_e10_proxies_that_would_catch_our_hosts_are_named(tmp_path, monkeypatch)
     assert is_ok(named.proxies, case)
 
 
+def test_the_cure_for_proxies_can_be_pasted_and_keeps_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "a.example, *.b.example")
+    monkeypatch.setenv("NO_PROXY", "a.example,10.0.0.0/8")
+    case = case_of(tmp_path, RELAX_HOST="10.0.0.5")
+    (finding,) = [each for each in found(named.proxies, case) if "does not cover" in each.what]
+    shell = f'{finding.cure}; printf \'%s\\n\' "$no_proxy" "$NO_PROXY"'
+    lower, upper = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lower == upper and {"a.example", "*.b.example", "10.0.0.0/8", "10.0.0.5"} <= set(lower.split(","))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, lower)
+    assert is_ok(named.proxies, case)
+
+
 def test_no_proxy_is_fine_and_two_spellings_that_differ_are_not(tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name)
@@ -70,6 +86,45 @@ def test_tokens(tmp_path):
     short = found(named.token, case_of(tmp_path, GATEWAY_TOKEN="4711secret"), "warn")
     assert "10 characters" in short.what and "4711" not in short.what + short.cure
     assert "without a token" in found(named.token, case_of(tmp_path, GYM_BIND_HOST="0.0.0.0"), "warn").what
+
+
+def test_a_tokens_file_is_read_as_the_gateway_reads_it(tmp_path):
+    path = tmp_path / "a token"
+    path.write_text(f"{SECRET}\n")
+    opened = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", GATEWAY_TOKEN_FILE=path)
+    assert found(named.token, opened, "ok").what == "GATEWAY_TOKEN_FILE is set"
+    path.write_text("short\n")
+    assert "GATEWAY_TOKEN_FILE has 5 characters" in found(named.token, opened, "warn").what
+    for odd in (tmp_path, "/dev/zero", tmp_path / "none", "/dev/null/x"):
+        case = case_of(tmp_path, GATEWAY_TOKEN_FILE=odd)
+        finding = found(named.token, case, "fail")
+        with pytest.raises(Failure) as refused:
+            gym_up.graph_fingerprint(case.settings)
+        assert finding.what == str(refused.value) and "chmod" not in finding.cure
+        assert is_ok(named.secrets, case)
+
+
+@pytest.mark.parametrize("before", ["GYM_HOST", "GATEWAY_TOKEN"])
+def test_the_cure_makes_a_token_that_this_clone_reads_and_nobody_else(tmp_path, monkeypatch, before):
+    clone = tmp_path / "a clone"
+    (clone / "data").mkdir(parents=True)
+    (clone / ".env").write_text(f"{before}=short\nGYM_BIND_HOST=0.0.0.0")  # no line end
+
+    def case():
+        return Case(variables.load(environment={}, dotenv=clone / ".env"))
+
+    monkeypatch.setattr(named, "ROOT", clone)
+    subprocess.run(["bash", "-c", found(named.token, case(), "warn").cure], check=True)
+    assert is_ok(named.token, case()) and is_ok(named.secrets, case())
+    assert len((clone / "data" / "gateway-token").read_text()) == 64
+
+
+def test_an_env_file_that_cannot_be_read_says_so(tmp_path):
+    (tmp_path / ".env").mkdir()
+    faults = []
+    settings = variables.load(environment={}, dotenv=tmp_path / ".env", refuse=lambda fault: faults.append(str(fault)))
+    finding = found(named.values, Case(settings, "", faults), "fail")
+    assert finding.what == f"{tmp_path}/.env cannot be read as text: Is a directory" and "move it away" in finding.cure
 
 
 def test_files_with_a_secret_are_their_owners_alone(tmp_path, monkeypatch):

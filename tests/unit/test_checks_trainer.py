@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+import doctor
 import local
+import settings as variables
 from checks import leftovers, trainer
 from doctor_case import PROXY_PAGE, Pages, case_of, found, is_ok
 from scripted_dashboard import ScriptedDashboard
@@ -87,6 +89,29 @@ def test_r6_running_jobs_are_named_unless_they_may_be_stopped(train, dashboard):
 def test_r5_a_loopback_gateway_is_refused_for_a_cluster_elsewhere(train):
     finding = found(trainer.cluster, train(RAY_ADDRESS="10.9.9.9:6379"), "fail")
     assert "means each node itself" in finding.what and "GYM_HOST" in finding.cure
+
+
+def test_no_secret_of_an_address_or_a_job_is_shown(train, dashboard):
+    for address in ("ray://user:pw@h:10001", "user:p/w@h:6379", "user:p@w@127.0.0.1:6382"):
+        for look in (trainer.cluster, trainer.ray_version, trainer.second_ray):
+            said = str(found(look, train(RAY_ADDRESS=address)))
+            assert "user" not in said and "pw" not in said and "p/w" not in said and "p@w" not in said
+    entrypoint = "python train.py --api-key sk-4711"
+    dashboard.jobs["j1"] = {"submission_id": "j1", "status": "RUNNING", "entrypoint": entrypoint, "metadata": {}}
+    said = found(trainer.cluster, train(), "fail").what
+    assert "j1 RUNNING: python train.py" in said and "sk-4711" not in said
+
+
+def test_smoke_on_a_cluster_needs_what_training_needs(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "h:1")
+    smoke = doctor.case_of("smoke", variables.load(), [])
+    assert {"trainer", "model", "cluster", "cluster's Ray", "gateways"} <= {
+        check.name for check in doctor.CHECKS if check.belongs_to(smoke)
+    }
+    assert smoke.settings.is_given("SPLIT") and smoke.settings.SPLIT == "example" and smoke.settings.LIMIT == 1
+    alone = doctor.case_of("smoke", case_of(tmp_path).settings, [])
+    assert "trainer" not in {check.name for check in doctor.CHECKS if check.belongs_to(alone)}
+    assert "make smoke starts it" in found(trainer.gateways, case_of(tmp_path, "smoke", RAY_ADDRESS="h:1"), "ok").what
 
 
 def test_what_is_no_dashboard_is_named(train):
@@ -224,11 +249,22 @@ def test_r4_records_of_what_is_gone_are_named(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
     (jobs / f"train-20260101-000000-{dead.pid}-0b").mkdir()
-    (jobs / f"train-20260101-000000-{dead.pid}-0b" / "dashboard").write_text("http://h\n")
-    assert (
-        f"1 jobs whose end nobody saw, train-20260101-000000-{dead.pid}-0b"
-        in found(leftovers.records, case, "warn").what
-    )
+    with Pages({}) as dashboard:
+        (jobs / f"train-20260101-000000-{dead.pid}-0b" / "dashboard").write_text(f"{dashboard.url}\n")
+        finding = found(leftovers.records, case, "warn")
+    assert f"1 jobs whose end nobody saw, train-20260101-000000-{dead.pid}-0b" in finding.what
+    assert finding.cure == "make stop"
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", ""])
+def test_r4_the_record_of_a_job_whose_cluster_is_gone_can_be_removed(tmp_path, address, capsys):
+    case = case_of(tmp_path, RUN_DIR=tmp_path / "a run")
+    folder = case.settings.RUN_DIR / "jobs" / "train-20260101-000000-0-0c"
+    folder.mkdir(parents=True)
+    (folder / "dashboard").write_text(f"{address}\n")
+    cure = found(leftovers.records, case, "warn").cure
+    subprocess.run(cure.partition(": ")[2], shell=True, check=True)
+    assert is_ok(leftovers.records, case)
 
 
 def test_a_record_of_sessions_and_probes_are_named(tmp_path):

@@ -175,6 +175,11 @@ def test_a_line_says_verdict_name_and_cure():
     assert line.split() == ["fail", "ports:", "port", "1", "is", "taken;", "end", "it"]
 
 
+def test_a_finding_is_one_line_whatever_a_name_holds():
+    line = doctor.shown(doctor.Check("x", None), warn("a\nb\tc\x1b[1m", "rm 'a\nb'"))
+    assert line.isprintable() and "a\ufffdb" in line
+
+
 @pytest.mark.parametrize(
     ("stage", "ray", "word"),
     [
@@ -406,7 +411,7 @@ def test_an_older_python_runs_it_before_the_set_up(clean, bare):
     assert done.stderr == ""
     lines = {line["check"]: line["what"] for line in json.loads(done.stdout)["checks"]}
     assert not [what for what in lines.values() if what.startswith("not looked at: ")], lines
-    assert "other bytes" in lines["task rows"]
+    assert "not those pinned" in lines["task rows"]
 
 
 def test_rows_are_looked_at_without_what_python_3_11_brought(tmp_path, monkeypatch):

@@ -283,6 +283,7 @@ def test_stop_says_which_job_may_still_run(place, gateways, dashboard, monkeypat
     job = ray_jobs.open_job(place / "run", ray_jobs.Dashboard("http://127.0.0.1:9"), "train")
     done = train(variables(place, gateways, dashboard, GYM_BASE_PORT="20900"), "stop.py")
     assert done.returncode == 1 and f"job {job.id} may still run: http://127.0.0.1:9" in done.stderr
+    assert f"gone for good: rm -r {job.folder}\n" in done.stderr
     assert "Stopped: nothing was running" in done.stdout
     assert [each.id for each in ray_jobs.open_jobs(place / "run")] == [job.id]
 
