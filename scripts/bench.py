@@ -32,6 +32,7 @@ import bench_load
 import bench_plot
 import bench_table
 import local
+import readme_parts
 import settings as variables
 from apply_patches import PATCHES, fingerprint, installed_tree
 from gym_down import end_graph
@@ -39,7 +40,6 @@ from gym_up import readiness
 from settings import ROOT, cores_at_hand, from_command_line
 from terminal import Bar, Failure, clear_line, run, say, stage, table
 from unpatched import overlay
-from written import commit, write
 
 # What the unpatched environment goes without; the others are needed to run trials at all.
 FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
@@ -386,7 +386,11 @@ async def ready(settings, process):
 
 def measure(settings, args, parts, levels, out, found):
     """Run the parts, say what each gave, and add it to `found`, which keeps what an interrupted run had."""
-    found |= {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "environment": fingerprint(installed_tree())}
+    found |= {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": readme_parts.commit(),
+        "environment": fingerprint(installed_tree()),
+    }
     found |= {"cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
     if "graph" in parts:
         measure_graphs(settings, args, levels, found.setdefault("graph", {}))
@@ -407,7 +411,7 @@ def write_readme(path):
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Failure(f"{path}: {error}; make bench writes it") from None
-    write("bench", bench_table.markdown(found))
+    readme_parts.write("bench", bench_table.markdown(found))
     say(f"README.md shows {path}")
 
 

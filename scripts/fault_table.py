@@ -7,7 +7,7 @@ result says so, and one that was not held is refused.
 import json
 import re
 
-import written
+import readme_parts
 from fault_matrix import FAULTS
 from terminal import Failure, printable
 
@@ -73,4 +73,4 @@ def write_readme(folder):
     for name, line in lines.items():
         if not ("not_run" in line or line["held"]):
             raise Failure(f"{name} was not held; mend it, then run: make faults FAULTS={name}")
-    written.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))
+    readme_parts.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))

@@ -32,9 +32,9 @@ from fault_load import Policy
 from fault_matrix import FAULTS, mount_small_disk, unmount
 from fault_run import suffer
 from graph import Graph, free_block, run_script
+from readme_parts import commit
 from settings import from_command_line
 from terminal import Failure, run, say, stage
-from written import commit
 
 CONCURRENCY = 16
 # Within one free block: the graph's ports come first.

@@ -169,7 +169,7 @@ def ours(settings, role=None):
 
 
 def with_descendants(pids, everyone):
-    """Some processes' ids, and those of all they descend to."""
+    """Ids of processes, and of all that descend from them."""
     children, found, queue = {}, set(pids), list(pids)
     for process in everyone:
         children.setdefault(process.parent, []).append(process.pid)

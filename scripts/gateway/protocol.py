@@ -159,11 +159,11 @@ class KnownTasks:
             if len(self._tasks) >= KNOWN_TASKS or len(self._tools) >= KNOWN_TOOLS:
                 self._tasks.clear()
                 self._tools.clear()
-            self._tasks[sent] = digest, self._tools.setdefault(tools, call_params(tools))
+            self._tasks[sent] = digest, self._tools.setdefault(tools, tools_param(tools))
 
 
-def call_params(tools):
-    """What a row with these tools (JSON text or None) puts into its model calls."""
+def tools_param(tools):
+    """The parameter with these tools (JSON text, or None without any) of a model call."""
     return {} if tools is None else {"tools": orjson.Fragment(tools)}
 
 
@@ -237,7 +237,7 @@ class Registry:
         else:
             tools = self._checked_tools(row["responses_create_params"])
             self._known.add(sent, digest, tools)
-        return row, digest, call_params(tools)
+        return row, digest, tools_param(tools)
 
     def _sent(self, task):
         """The hash of a task as it came: a policy is shown its tools in their own order of keys."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import fault_table
-import written
+import readme_parts
 from fault_judge import OVERHEAD_S, broken_rules, counted, last_words
 from fault_load import Evidence
 from fault_matrix import FAULTS
@@ -116,7 +116,7 @@ def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_tol
 
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- faults: written by `x` -->\nold\n<!-- /faults -->\nafter\n")
-    monkeypatch.setattr(written, "README", readme)
+    monkeypatch.setattr(readme_parts, "README", readme)
     lines = {name: line(name) for name in FAULTS}
 
     def write(lines):
@@ -136,7 +136,7 @@ def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_tol
 
 
 def test_the_readmes_table_has_every_fault_with_a_date_and_a_commit_of_this_history():
-    table = written.part((ROOT / "README.md").read_text(), "faults")[1]
+    table = readme_parts.part((ROOT / "README.md").read_text(), "faults")[1]
     rows = table.removeprefix(fault_table.HEADER).splitlines()
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [fault.what for fault in FAULTS.values()]
     for row in rows:
