@@ -15,8 +15,8 @@ import os
 import subprocess
 import sys
 
-from settings import ROOT, from_command_line
-from terminal import Failure, run, say
+from common.settings import ROOT, from_command_line
+from common.terminal import Failure, run, say
 
 SIZES = ("ABUSE_TRIALS", "ABUSE_ABORTS", "ABUSE_CLIENTS", "ABUSE_EXAMPLES")
 FILES = ("chain/test_abuse_*.py", "chain/test_bad_input.py", "chain/test_ports.py")

@@ -23,13 +23,13 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import actor_log
-import local
-import ray_jobs
-import runs
-import settings as variables
-import terminal
-from settings import ROOT
+from cluster import jobs
+from common import settings as variables
+from common import terminal
+from common.settings import ROOT
+from rollouts import runs
+from servers import processes
+from training import actor_log
 
 VERIFIER_LINE = "Workplace Assistant verifier contract passed"
 NO_TRAINER = "not run: rehearsal driver, no trainer on this machine"
@@ -53,7 +53,7 @@ class Layer:
 
 def readyz(url):
     """What the Gateway at `url` says of itself: (ready, answer). The answer is {} where nobody answers."""
-    status, body = local.get(f"{url}/readyz", ASK_TIMEOUT_S)
+    status, body = processes.get(f"{url}/readyz", ASK_TIMEOUT_S)
     try:
         answer = json.loads(body)
     except ValueError:
@@ -75,8 +75,8 @@ def services(states):
 
 def verifier(settings, urls):
     """Play the verifier contract with the stage that owns it, where the verifier is."""
-    if not local.connects(settings.port("resource")):
-        if not any(local.is_here(urlsplit(url).hostname) for url in urls):
+    if not processes.connects(settings.port("resource")):
+        if not any(processes.is_here(urlsplit(url).hostname) for url in urls):
             return Layer("verifier contract", ELSEWHERE, [])
         nobody = f"nobody listens at {settings.local_url('resource')}, where the verifier would; make gym-up"
         return Layer("verifier contract", UNSEEN + nobody, [])
@@ -153,7 +153,7 @@ def complete_log(run, folder):
 
     None where nobody tells. The log as it was is left alone: somebody may be following still.
     """
-    job = ray_jobs.Job(ray_jobs.Dashboard(run.dashboard, ASK_TIMEOUT_S), None, run.id)
+    job = jobs.Job(jobs.Dashboard(run.dashboard, ASK_TIMEOUT_S), None, run.id)
     try:
         status = job.info().get("status")
         whole = job.logs().encode() if status else b""

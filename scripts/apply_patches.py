@@ -19,8 +19,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from settings import ROOT, from_command_line
-from terminal import Failure, run, say
+from common.settings import ROOT, from_command_line
+from common.terminal import Failure, run, say
 
 PATCHES = ROOT / "patches"
 SUMS = PATCHES / "SHA256SUMS"

@@ -24,15 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-import audit_checks
-import audit_plot
-import audit_result
 import doctor
-import row_facts
-import rows
-import settings
-import terminal
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from evaluation import audit_checks, audit_plot, audit_result
+from inputs import row_facts, rows
 
 SPLITS = ("example", "train", "validation")
 # The resource server answers one request at a time; a second keeps it busy while the first is read.

@@ -28,18 +28,16 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import bench_load
-import bench_plot
-import bench_table
-import local
-import readme_parts
-import settings as variables
 from apply_patches import PATCHES, fingerprint, installed_tree
+from common import git
+from common import settings as variables
+from common.settings import ROOT, cores_at_hand, from_command_line
+from common.terminal import Bar, Failure, clear_line, run, say, stage, table
 from gym_down import end_graph
 from gym_up import readiness
-from settings import ROOT, cores_at_hand, from_command_line
-from terminal import Bar, Failure, clear_line, run, say, stage, table
-from unpatched import overlay
+from proofs import bench_load, bench_plot, bench_table
+from proofs.unpatched import overlay
+from servers import processes
 
 # What the unpatched environment goes without; the others are needed to run trials at all.
 FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
@@ -147,8 +145,8 @@ class Graph:
 
 def listener(settings, name):
     """The pid that listens on one of the graph's ports."""
-    inodes = {inode for _, port, inode in local.listening() if port == settings.port(name)}
-    found = [process.pid for process in local.ours(settings, "gym") if inodes & local.sockets_of(process)]
+    inodes = {inode for _, port, inode in processes.listening() if port == settings.port(name)}
+    found = [process.pid for process in processes.ours(settings, "gym") if inodes & processes.sockets_of(process)]
     if not found:
         raise Failure(f"nobody of the graph listens on port {settings.port(name)}")
     return min(found)
@@ -352,10 +350,10 @@ async def gateway_alone(settings, args, level):
         place = {"server": {"host": host, "port": int(port)}}
         agent = {"server": place["server"] | {"resources_server": {"name": "resource"}}}
         config = {"agent": {"responses_api_agents": agent}, "resource": {"resources_servers": place}}
-        environment = local.environment(graph.settings, "gym") | graph.settings.texts
+        environment = processes.environment(graph.settings, "gym") | graph.settings.texts
         environment |= {"NEMO_GYM_CONFIG_DICT": json.dumps(config)}
         command = [sys.executable, str(ROOT / "scripts" / "gateway" / "app.py")]
-        process = local.spawn(command, graph.settings.RUN_DIR / "logs" / "gateway.log", environment, ROOT)
+        process = processes.spawn(command, graph.settings.RUN_DIR / "logs" / "gateway.log", environment, ROOT)
         try:
             await ready(graph.settings, process)
             await bench_load.load(graph.settings, url, 20, 4, callbacks)
@@ -375,9 +373,11 @@ async def gateway_alone(settings, args, level):
 async def ready(settings, process):
     deadline = time.monotonic() + settings.GYM_START_TIMEOUT_S
     url = f"{settings.local_url('gateway')}/readyz"
-    while (await asyncio.to_thread(local.get, url, 2))[0] != 200:
+    while (await asyncio.to_thread(processes.get, url, 2))[0] != 200:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise Failure(f"the Gateway did not get ready:\n{local.tail(settings.RUN_DIR / 'logs' / 'gateway.log')}")
+            raise Failure(
+                f"the Gateway did not get ready:\n{processes.tail(settings.RUN_DIR / 'logs' / 'gateway.log')}"
+            )
         await asyncio.sleep(0.2)
 
 
@@ -388,7 +388,7 @@ def measure(settings, args, parts, levels, out, found):
     """Run the parts, say what each gave, and add it to `found`, which keeps what an interrupted run had."""
     found |= {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": readme_parts.commit(),
+        "commit": git.commit(),
         "environment": fingerprint(installed_tree()),
     }
     found |= {"cores": cores_at_hand(), "load_before": os.getloadavg()[0]}
@@ -411,7 +411,7 @@ def write_readme(path):
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Failure(f"{path}: {error}; make bench writes it") from None
-    readme_parts.write("bench", bench_table.markdown(found))
+    git.write("bench", bench_table.markdown(found))
     say(f"README.md shows {path}")
 
 
@@ -421,7 +421,7 @@ def main():
     out, found = args.out or settings.RUN_DIR / "bench", {}
     if args.readme:
         return write_readme(out / "bench.json")
-    local.allow_many_files()
+    processes.allow_many_files()
     out.mkdir(parents=True, exist_ok=True)
     try:
         measure(settings, args, parts, levels, out, found)

@@ -16,12 +16,11 @@ import re
 import time
 from contextlib import suppress
 
-import docker_backend
-import local
-from docker_backend import in_words
+from common.settings import ROOT, from_command_line
+from common.terminal import Failure, run, say, stage
 from gym_up import graph_code
-from settings import ROOT, from_command_line
-from terminal import Failure, run, say, stage
+from servers import container, processes
+from servers.container import in_words
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
 INDEXES = (
@@ -30,7 +29,7 @@ INDEXES = (
 )  # fmt: skip
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate", "certificate verification failed")
-PREFLIGHT = [docker_backend.PYTHON, f"{docker_backend.HOME}/scripts/image_preflight.py"]
+PREFLIGHT = [container.PYTHON, f"{container.HOME}/scripts/image_preflight.py"]
 
 
 def network_arguments(environment):
@@ -70,14 +69,14 @@ def ensure_base(client, settings, current):
             current.detail(f"pulling {name}")
     cure = "docker login to its registry, set a proxy for the engine, or set RELAX_IMAGE to an image that is here"
     try:
-        repository, tag = docker_backend.split_name(name)
+        repository, tag = container.split_name(name)
         for message in client.api.pull(repository, tag=tag, stream=True, decode=True):
             if "error" in message:
-                raise Failure(f"base image {name} cannot be pulled: {docker_backend.explain(message['error'])}; {cure}")
+                raise Failure(f"base image {name} cannot be pulled: {container.explain(message['error'])}; {cure}")
             current.detail(f"pulling {name}: {message.get('status', '')} {message.get('progress', '')}")
         return client.images.get(name)
     except APIError as error:
-        reason = docker_backend.explain(error.explanation or str(error))
+        reason = container.explain(error.explanation or str(error))
         raise Failure(f"base image {name} cannot be pulled: {reason}; {cure}") from None
 
 
@@ -92,7 +91,7 @@ def build(client, settings, arguments, log, current):
             output.write(text)
             output.flush()
             if "error" in message:
-                end = local.tail(log)
+                end = processes.tail(log)
                 raise Failure(f"the build failed: {cause(message['error'], last, end)}; the end of {log}:\n{end}")
             if text.startswith("Step "):
                 last = text.strip()
@@ -105,11 +104,11 @@ def build(client, settings, arguments, log, current):
 
 def cause(error, step, output):
     """What most likely went wrong, in one line; `output`: the last lines of the build."""
-    explained = docker_backend.explain(error)
-    if explained != docker_backend.first_line(error):
+    explained = container.explain(error)
+    if explained != container.first_line(error):
         return explained
-    if docker_backend.FULL in output.lower():
-        return docker_backend.explain(docker_backend.FULL)
+    if container.FULL in output.lower():
+        return container.explain(container.FULL)
     if any(words in output for words in UNTRUSTED):
         return "RELAX_IMAGE does not trust the certificate it was shown; add your network's certificates to that image"
     if "git fetch" in error or "git init" in error:
@@ -131,13 +130,13 @@ def preflight(client, settings, image):
                 remove=True,
                 network_mode="none",
                 read_only=True,
-                tmpfs=docker_backend.TMPFS,
+                tmpfs=container.TMPFS,
                 cap_drop=["ALL"],
                 user="65534:65534",
                 environment={"HOME": "/tmp", "USER": "gym"},
             )
         except ContainerError as error:
-            reason = docker_backend.first_line(error.stderr).removeprefix("error: ")
+            reason = container.first_line(error.stderr).removeprefix("error: ")
             raise Failure(f"the image was built and does not pass its preflight: {reason}") from None
     return output.decode(errors="replace").strip()
 
@@ -148,7 +147,7 @@ def main():
     import doctor
 
     doctor.at_start("image", settings)
-    client = docker_backend.connect()
+    client = container.connect()
     check_name(client, settings.NEMO_GYM_IMAGE)
     started = time.monotonic()
     log = settings.RUN_DIR / "logs" / "image.log"
@@ -163,7 +162,7 @@ def main():
         image = build(client, settings, arguments, log, current)
     with stage("preflight"):
         passed = preflight(client, settings, image)
-    repository, tag = docker_backend.split_name(settings.NEMO_GYM_IMAGE)
+    repository, tag = container.split_name(settings.NEMO_GYM_IMAGE)
     with in_words(f"naming the image {settings.NEMO_GYM_IMAGE}"):
         client.images.get(image).tag(repository, tag=tag)
         size = client.images.get(image).attrs["Size"]

@@ -16,13 +16,11 @@ On this machine, in seconds; nothing else need run. Exits 0 whatever the verdict
 import json
 import os
 
-import comparison
-import eval_dump
-import eval_files
-import rollout_dump
-import settings
-import terminal
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from evaluation import comparison, eval_dump
+from evaluation import files as eval_files
+from rollouts import dump as rollout_dump
 
 NAMES = ("BASE", "CANDIDATE", "DATA_ROOT", "NEMO_GYM_N_SAMPLES_PER_PROMPT")
 # What a comparison is about; all else in a configuration has to be the same.

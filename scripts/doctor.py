@@ -25,13 +25,21 @@ from typing import NamedTuple
 
 sys.dont_write_bytecode = sys.dont_write_bytecode or __name__ == "__main__"
 
-import local  # noqa: E402 - byte code beside a module would be a change
-import settings as variables  # noqa: E402
-import terminal  # noqa: E402
 from checks import files, graph, leftovers, machine, network, trainer  # noqa: E402
 from checks import variables as named  # noqa: E402
-from checks.case import FAIL, OK, WARN, Case, Finding, failed, warn  # noqa: E402
-from terminal import Failure  # noqa: E402
+from checks.probe import (
+    FAIL,
+    OK,
+    WARN,
+    Case,
+    Finding,
+    failed,
+    warn,  # noqa: E402
+)
+from common import settings as variables  # noqa: E402
+from common import terminal  # noqa: E402
+from common.terminal import Failure  # noqa: E402
+from servers import processes  # noqa: E402 - byte code beside a module would be a change
 
 # Few checks take a second; on a machine that is very busy the look for a Python takes many.
 LIMIT_S = 20
@@ -136,10 +144,10 @@ def examine_all(checks, case, limit_s=LIMIT_S):
 
 def end_the_given_up():
     """End what checks started and got no answer from; nobody waits for it any more."""
-    everyone = local.processes()
-    started = local.with_descendants([os.getpid()], everyone) - {os.getpid()}
+    everyone = processes.processes()
+    started = processes.with_descendants([os.getpid()], everyone) - {os.getpid()}
     with suppress(Failure, OSError):  # one in the kernel's hands; the findings are told all the same
-        local.end([process for process in everyone if process.pid in started], grace_s=1)
+        processes.end([process for process in everyone if process.pid in started], grace_s=1)
 
 
 def told(finding):

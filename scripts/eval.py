@@ -21,19 +21,17 @@ import hashlib
 import statistics
 
 import doctor
-import eval_bounds
-import eval_files
-import eval_metrics
-import eval_preflight
-import eval_report
-import model_api
-import rows
-import settings as variables
-import terminal
-from eval_run import KEPT, Sampler
-from gateway_client import ClientError, Gateway
-from model_wire import Endpoint
-from terminal import Failure
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from evaluation import bounds, files, tables
+from evaluation import metrics as eval_metrics
+from evaluation import preflight as eval_preflight
+from evaluation.sampler import KEPT, Sampler
+from gateway.client import ClientError, Gateway
+from inputs import rows
+from policy import model_api
+from policy.endpoint import Endpoint
 
 NAMES = [
     "MODEL_URL", "MODEL", "WIRE", "SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "REPEATS", "EVAL_NAME",
@@ -57,10 +55,10 @@ def main():
     endpoint = endpoint_of(settings, sampling, extra)
     reported = eval_preflight.look(endpoint, task_rows, settings.EVAL_TRIES, settings.NEMO_GYM_DEADLINE_S)
     config = configuration(settings, len(task_rows), sampling | {"extra_body": extra}, gateway, reported)
-    path = eval_files.folder(settings.DATA_ROOT, settings.EVAL_NAME or eval_files.folder_name(*default_name(settings)))
+    path = files.folder(settings.DATA_ROOT, settings.EVAL_NAME or files.folder_name(*default_name(settings)))
     if settings.FRESH == "1" and path.exists():
-        terminal.say(f"moved aside: {eval_files.move_aside(path)}")
-    writer = eval_files.Writer(path, config)
+        terminal.say(f"moved aside: {files.move_aside(path)}")
+    writer = files.Writer(path, config)
     try:
         return evaluate(settings, endpoint, numbered, writer)
     finally:
@@ -99,7 +97,7 @@ def gateway_facts(settings):
         versions = {"protocol_version": told.get("protocol_version"), "version": told.get("gateway_version")}
         found.append({"environment": told.get("environment"), "gateway": versions})
     for url, facts in zip(settings.gateway_urls, found, strict=True):
-        if differing := eval_files.differences(found[0], facts):
+        if differing := files.differences(found[0], facts):
             field, first, other = differing[0]
             raise Failure(
                 f"{url}: {field} is {other}, and at {settings.gateway_urls[0]} {first}; evaluate on like hosts"
@@ -115,7 +113,7 @@ def configuration(settings, count, sampling, gateway, reported):
     """What must match for a resumption or a comparison."""
     path = settings.rows_path()
     return {
-        "format": eval_files.FORMAT,
+        "format": files.FORMAT,
         "rows": {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "count": count},
         "split": default_name(settings)[1],
         "limit": settings.LIMIT,
@@ -172,13 +170,11 @@ def run(settings, endpoint, jobs, writer):
             lost = sample.get("reward") is None
             failed, in_a_row = failed + lost, (in_a_row + 1) * lost
             if in_a_row >= GIVE_UP_AFTER * settings.EVAL_CONCURRENCY:
-                raise Failure(
-                    f"{in_a_row} samples in a row got no reward: {eval_report.reason(sample['error'])}; {KEPT}"
-                )
+                raise Failure(f"{in_a_row} samples in a row got no reward: {tables.reason(sample['error'])}; {KEPT}")
             if not lost:
                 passed, count = rewards.get(sample["row"], (0, 0))
                 rewards[sample["row"]] = passed + (sample["reward"] >= eval_metrics.PASSED), count + 1
-            bar.step(text=eval_report.running(eval_metrics.rate(list(rewards.values())), failed))
+            bar.step(text=tables.running(eval_metrics.rate(list(rewards.values())), failed))
     finally:
         terminal.clear_line()
         sampler.stop()
@@ -186,10 +182,10 @@ def run(settings, endpoint, jobs, writer):
 
 def conclude(settings, task_rows, writer):
     """Write and say the result. Returns the exit status."""
-    found = eval_files.read_folder(writer.path)
+    found = files.read_folder(writer.path)
     expected = settings.REPEATS * len(task_rows)
     tools_of = [row[rows.WRAPPER].get("tools") for row in task_rows].__getitem__
-    metrics = eval_metrics.summary(found.samples, expected, tools_of) | eval_bounds.bounds(settings, task_rows)
+    metrics = eval_metrics.summary(found.samples, expected, tools_of) | bounds.bounds(settings, task_rows)
     result = {
         "config": found.config,
         "metrics": metrics,
@@ -197,8 +193,8 @@ def conclude(settings, task_rows, writer):
         "times": times(found.samples),
     }
     writer.finish(result)
-    eval_report.say(result, found.failures, settings.EVAL_UNPARSED_SHARE)
-    terminal.say(f"result: {writer.path / eval_files.RESULT}")
+    tables.say(result, found.failures, settings.EVAL_UNPARSED_SHARE)
+    terminal.say(f"result: {writer.path / files.RESULT}")
     return 1 if result["failures"] else 0
 
 

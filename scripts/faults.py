@@ -24,17 +24,16 @@ from pathlib import Path
 
 import httpx
 
-import fault_table
-import observed_server
-import rows
 from apply_patches import WORKPLACE, installed_tree
-from fault_load import Policy
-from fault_matrix import FAULTS, mount_small_disk, unmount
-from fault_run import suffer
-from graph import Graph, free_block, run_script
-from readme_parts import commit
-from settings import from_command_line
-from terminal import Failure, run, say, stage
+from common.git import commit
+from common.settings import from_command_line
+from common.terminal import Failure, run, say, stage
+from inputs import rows
+from proofs import fault_table, observed_server
+from proofs.fault_load import Policy
+from proofs.fault_matrix import FAULTS, mount_small_disk, unmount
+from proofs.fault_run import suffer
+from proofs.rig import Graph, free_block, run_script
 
 CONCURRENCY = 16
 # Within one free block: the graph's ports come first.

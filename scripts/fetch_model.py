@@ -14,10 +14,9 @@ published revision is not pinned here; the result line names the one that was fe
 import json
 import os
 
-import hub
-import settings
-import terminal
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from inputs import hub
 
 REPO = "Qwen/Qwen3-4B"
 # What the trainer's model arguments are written for; another model would load and train to nothing.

@@ -12,10 +12,10 @@ named. Needs git and, for the clone, a network.
 import shutil
 import subprocess
 
-import settings as variables
-import terminal
-from terminal import Failure
-from train_checks import RELAX_FILES, commit
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from training.plan import RELAX_FILES, commit
 
 CURES = {
     "clone": "check RELAX_URL, the network and the proxy variables, or set RELAX_ROOT to a checkout",

@@ -11,26 +11,25 @@ import os
 import signal
 import time
 
-import docker_backend
-import local
-from settings import from_command_line
-from terminal import run, say
+from common.settings import from_command_line
+from common.terminal import run, say
+from servers import container, processes
 
 SUPERVISOR_GRACE_S = 30
 
 
 def end_graph(settings):
     """End the graph of this RUN_DIR. Returns the number of processes and containers it had."""
-    return docker_backend.end_containers(settings) + end_processes(settings)
+    return container.end_containers(settings) + end_processes(settings)
 
 
 def end_processes(settings):
-    running = local.ours(settings, "gym")
+    running = processes.ours(settings, "gym")
     for process in running:
         if "supervise.py" in process.command:
             os.kill(process.pid, signal.SIGTERM)
             wait_for(process)
-    local.PrivateRay(settings, "gym").stop()
+    processes.PrivateRay(settings, "gym").stop()
     return len(running)
 
 

@@ -19,13 +19,12 @@ import sys
 import time
 from contextlib import contextmanager
 
-import docker_backend
-import local
 from apply_patches import PATCHES, hash_files
-from gateway_client import ClientError, read_token
+from common.settings import ROOT, from_command_line
+from common.terminal import Failure, run, say, stage
+from gateway.client import ClientError, read_token
 from gym_down import end_graph
-from settings import ROOT, from_command_line
-from terminal import Failure, run, say, stage
+from servers import container, processes
 
 # What the servers read; another value of one needs another start.
 GRAPH_VARIABLES = (
@@ -72,14 +71,14 @@ def choose_backend(settings):
     if settings.GYM_BACKEND == "local":
         return LocalGraph(settings), "GYM_BACKEND=local"
     try:
-        client = docker_backend.connect(", or set GYM_BACKEND=local")
-        image = docker_backend.find_image(client, settings, graph_code())
+        client = container.connect(", or set GYM_BACKEND=local")
+        image = container.find_image(client, settings, graph_code())
     except Failure as failure:
         if settings.GYM_BACKEND == "docker":
             raise
         return LocalGraph(settings), f"GYM_BACKEND=auto: {str(failure).partition(';')[0]}"
     why = "GYM_BACKEND=docker" if settings.GYM_BACKEND == "docker" else "GYM_BACKEND=auto: engine and image are there"
-    return docker_backend.DockerGraph(client, settings, image, graph_variables(settings), check_ports), why
+    return container.DockerGraph(client, settings, image, graph_variables(settings), check_ports), why
 
 
 class LocalGraph:
@@ -92,7 +91,7 @@ class LocalGraph:
 
     def runs(self, fingerprint):
         """Whether a graph of ours runs and is watched over; which one, only its Gateway can say."""
-        return any("supervise.py" in process.command for process in local.ours(self.settings, "gym"))
+        return any("supervise.py" in process.command for process in processes.ours(self.settings, "gym"))
 
     def check(self):
         """What must hold before a start. Raises Failure."""
@@ -100,17 +99,17 @@ class LocalGraph:
 
     def start(self, fingerprint):
         """Start the supervisor in the background."""
-        environment = local.environment(self.settings, "gym") | self.settings.texts | graph_variables(self.settings)
+        environment = processes.environment(self.settings, "gym") | self.settings.texts | graph_variables(self.settings)
         environment["WORKPLACE_FINGERPRINT"] = fingerprint
         command = [sys.executable, str(ROOT / "scripts" / "supervise.py")]
-        self.supervisor = local.spawn(command, supervisor_log(self.settings), environment, ROOT)
+        self.supervisor = processes.spawn(command, supervisor_log(self.settings), environment, ROOT)
 
     def died(self):
         return self.supervisor.poll() is not None
 
     def last_words(self):
         log = supervisor_log(self.settings)
-        return f"the end of {log}:\n{local.tail(log)}"
+        return f"the end of {log}:\n{processes.tail(log)}"
 
     def check_loopback(self):
         check_loopback(self.settings)
@@ -121,7 +120,7 @@ class LocalGraph:
 
 def readiness(settings):
     """(ready, the Gateway's state as a dict, {} where nobody answers)."""
-    status, body = local.get(f"{gateway_url(settings)}/readyz", timeout=2)
+    status, body = processes.get(f"{gateway_url(settings)}/readyz", timeout=2)
     try:
         state = json.loads(body) if status else {}
     except ValueError:
@@ -154,7 +153,7 @@ def refuse_overlap(settings):
 
 def graph_ports(settings):
     """What the graph binds: [(ports, variable they follow from, address)]."""
-    ray = local.PrivateRay(settings, "gym")
+    ray = processes.PrivateRay(settings, "gym")
     return [
         (list(settings.servers().values()), "GYM_BASE_PORT", "127.0.0.1"),
         ([settings.port("gateway")], "GYM_BASE_PORT", settings.GYM_BIND_HOST),
@@ -167,7 +166,7 @@ def check_ports(settings):
     """Every port of the graph is free, on the address it will be bound to."""
     refuse_overlap(settings)
     for ports, variable, host in graph_ports(settings):
-        local.check_ports(ports, variable, host)
+        processes.check_ports(ports, variable, host)
 
 
 def put_logs_aside(settings):
@@ -201,7 +200,7 @@ def wait_until_ready(graph, current):
 
 
 def head_answers(settings):
-    return local.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200
+    return processes.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200
 
 
 def why_not(graph):
@@ -212,12 +211,12 @@ def why_not(graph):
     if not told:
         return graph.last_words()
     log = max(told, key=lambda p: p.stat().st_mtime)
-    return f"the end of {log}:\n{local.tail(log)}"
+    return f"the end of {log}:\n{processes.tail(log)}"
 
 
 def check_loopback(settings):
     """Only the Gateway may listen beyond loopback."""
-    exposed = local.beyond_loopback(local.ours(settings, "gym"), allowed={settings.port("gateway")})
+    exposed = processes.beyond_loopback(processes.ours(settings, "gym"), allowed={settings.port("gateway")})
     if exposed:
         raise Failure(f"a server of the graph listens on {exposed[0][0]}:{exposed[0][1]}; only the Gateway may")
 

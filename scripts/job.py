@@ -16,12 +16,12 @@ import os
 import sys
 from pathlib import Path
 
-import rows
 import session_client
-import settings as variables
-import terminal
-from gateway_client import ClientError, Gateway
-from terminal import Failure
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from gateway.client import ClientError, Gateway
+from inputs import rows
 
 
 def command_line():

@@ -22,12 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-import hub
-import row_facts
-import rows
-import settings
-import terminal
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from inputs import hub, row_facts, rows
 
 LOCK = settings.ROOT / "data" / "dataset.lock.json"
 PUBLISHED = ("train", "validation")

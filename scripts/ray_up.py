@@ -15,12 +15,12 @@ import socket
 from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest
 
-import cluster
-import docker_backend
-import ray_container
-import settings as variables
-import terminal
-from terminal import Failure
+from cluster import nodes
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from servers import container as docker_backend
+from training import container as ray_container
 
 NO_GPUS = "could not select device driver"
 OPTIONS = ("RELAX_HOST", "RELAX_IMAGE", "RELAX_ROOT", "RAY_ADDRESS")
@@ -32,11 +32,11 @@ def check(settings):
     if settings.RAY_ADDRESS not in (None, own):
         named = terminal.without_user(settings.RAY_ADDRESS)
         raise Failure(f"RAY_ADDRESS={named} names a Ray that runs already; unset it to start one here")
-    if not settings.RELAX_HOST or settings.RELAX_HOST in cluster.LOOPBACK:
+    if not settings.RELAX_HOST or settings.RELAX_HOST in nodes.LOOPBACK:
         raise Failure(
             "RELAX_HOST is empty or loopback; set it to this machine's address that the Gym's machine reaches"
         )
-    for port in (ray_container.RAY_PORT, cluster.DASHBOARD_PORT):
+    for port in (ray_container.RAY_PORT, nodes.DASHBOARD_PORT):
         with socket.socket() as probe:
             probe.settimeout(2)
             if probe.connect_ex((settings.RELAX_HOST, port)) == 0:

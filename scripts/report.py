@@ -15,14 +15,14 @@ loads nothing, and forbids itself to); text of a run stays text; rewards are the
 import os
 from pathlib import Path
 
-import inline_page
-import report_reasons
-import report_samples
-import report_summary
-import settings as variables
-import terminal
 from apply_patches import fingerprint, installed_tree
-from terminal import Failure
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from pages import inline
+from reports import reasons as report_reasons
+from reports import samples as report_samples
+from reports import summary
 
 OPTIONS = ("RUN", "DATA_ROOT", "EXP_DIR", "SPLIT", "NEMO_GYM_SOURCE_DATA")
 TASK_SHOWN, WHY_SHOWN = 300, 400
@@ -137,14 +137,14 @@ def write(path, source):
         "facts": facts_of(source.facts),
         "warnings": warnings_of(source, reasons),
         "samples": [index_of(*each) for each in zip(samples, reasons, strict=True)],
-    } | report_summary.summary(samples, reasons)
-    page, _ = inline_page.load("report.html")
-    head, _, tail = page.partition(inline_page.DATA_PLACE)
+    } | summary.summary(samples, reasons)
+    page, _ = inline.load("report.html")
+    head, _, tail = page.partition(inline.DATA_PLACE)
     beside = path.with_name(path.name + ".part")
     try:
         with beside.open("w", encoding="utf-8") as file:
-            file.write(head + inline_page.data("run", run))
-            file.writelines(inline_page.data(f"t{nth}", task) for nth, task in tasks_of(samples).items())
+            file.write(head + inline.data("run", run))
+            file.writelines(inline.data(f"t{nth}", task) for nth, task in tasks_of(samples).items())
             file.writelines(map(_details, range(len(samples)), samples, reasons))
             file.write(tail)
         os.replace(beside, path)
@@ -155,7 +155,7 @@ def write(path, source):
 
 def _details(nth, sample, reason):
     kept = {name: sample[name] for name in ("output", "metrics", "usage", "request_id")}
-    return inline_page.data(f"s{nth}", kept | reason)
+    return inline.data(f"s{nth}", kept | reason)
 
 
 def main():

@@ -25,9 +25,9 @@ import os
 import signal
 import sys
 
-import settings as variables
-from gateway_client import ClientError, Gateway, GaveUp, Trial, Unfit, refuse_constant
-from terminal import printable
+from common import settings as variables
+from common.terminal import printable
+from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit, refuse_constant
 
 PROTOCOL = "relax-nemo-gym/v1"
 REWARDED = ("completed", "truncated")

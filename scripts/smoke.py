@@ -21,14 +21,14 @@ import time
 from urllib.parse import urlsplit
 
 import accept
-import local
-import rollout_dump
-import rows
-import runs
-import settings as variables
-import terminal
-from settings import ROOT
-from terminal import Failure
+from common import settings as variables
+from common import terminal
+from common.settings import ROOT
+from common.terminal import Failure
+from inputs import rows
+from rollouts import dump as rollout_dump
+from rollouts import runs
+from servers import processes
 
 OPTIONS = (
     "SPLIT",
@@ -56,7 +56,7 @@ class Smoke:
     def __init__(self, settings):
         self.settings, self.earlier = settings, runs.rehearsals(settings)
         self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
-        self.here = any(local.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
+        self.here = any(processes.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
         self.child, self.signalled = None, None
         self.results = []
         self.stages = {
@@ -193,7 +193,7 @@ def main():
     terminal.say("\n" + final_table(smoke, int(os.environ.get("SETUP_SECONDS", "0"))) + "\n")
     for line in verdict(smoke):
         terminal.say(line)
-    if local.ours(settings):
+    if processes.ours(settings):
         terminal.say("The servers and the rehearsal's Ray stay up for the next run; `make stop` ends them.")
     terminal.say(f"make smoke: {'passed' if passed else 'FAILED'}")
     return 0 if passed else 128 + smoke.signalled if smoke.signalled else 1

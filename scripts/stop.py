@@ -12,16 +12,16 @@ job that does not end. Trial records and logs stay under RUN_DIR.
 
 from shlex import quote
 
-import local
-import ray_jobs
+from cluster import jobs
+from common.settings import from_command_line
+from common.terminal import Failure, run, say
 from gym_down import end_graph
-from settings import from_command_line
-from terminal import Failure, run, say
+from servers import processes
 
 
 def forget_jobs(settings, dashboard_url):
     """Remove the records of jobs that ended with the Ray whose dashboard this was."""
-    for job in ray_jobs.open_jobs(settings.RUN_DIR):
+    for job in jobs.open_jobs(settings.RUN_DIR):
         if job.dashboard.url == dashboard_url:
             job.ended = True
             job.close()
@@ -29,7 +29,7 @@ def forget_jobs(settings, dashboard_url):
 
 def check_released(settings):
     """Raise Failure if a process of ours is left. Sockets and shared memory go with their processes."""
-    if left := local.ours(settings):
+    if left := processes.ours(settings):
         raise Failure(f"{left[0]} is still there; run: make stop")
 
 
@@ -39,13 +39,13 @@ def stop_jobs(settings, own_dashboard):
     Those on our own Ray end with it.
     """
     faults = []
-    for job in ray_jobs.open_jobs(settings.RUN_DIR):
+    for job in jobs.open_jobs(settings.RUN_DIR):
         if job.dashboard.url == own_dashboard:
             continue
         try:
             say(f"job {job.id}: {job.stop() or 'unknown to Ray'}")
             job.close()
-        except ray_jobs.Unreachable as fault:
+        except jobs.Unreachable as fault:
             forget = f"if that cluster is gone for good: rm -r {quote(str(job.folder))}"
             faults.append(f"job {job.id} may still run: {fault}; {forget}")
         except Failure as fault:
@@ -55,7 +55,7 @@ def stop_jobs(settings, own_dashboard):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
-    rehearsal = local.PrivateRay(settings, "rehearsal")
+    rehearsal = processes.PrivateRay(settings, "rehearsal")
     faults = stop_jobs(settings, rehearsal.dashboard_url)
     ended = rehearsal.stop() + end_graph(settings)
     forget_jobs(settings, rehearsal.dashboard_url)

@@ -21,15 +21,13 @@ import subprocess
 import sys
 import time
 
-import node_look
-import ray_jobs
-import settings as variables
-import terminal
-import train_plan
-import train_submit
-from ray_container import inside
-from terminal import Failure
-from train_checks import RELAX_FILES, Plan
+from cluster import jobs
+from common import settings as variables
+from common import terminal
+from common.terminal import Failure
+from training import arguments, nodes, submit
+from training.container import inside
+from training.plan import RELAX_FILES, Plan
 
 OPTIONS = (
     "SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "RAY_ADDRESS", "RELAX_ROOT", "DRY_RUN", "FORCE",
@@ -46,18 +44,18 @@ def write_submission(plan):
     """Write what would be submitted, for a dry run: its path."""
     settings = plan.settings
     model_args = sourced_model_args(settings.RELAX_ROOT / RELAX_FILES[1])
-    words = [*model_args, *train_plan.command_line(plan.arguments)]
-    runs = settings.EXP_DIR / train_plan.RUN_NAME / "runs"
+    words = [*model_args, *arguments.command_line(plan.arguments)]
+    runs = settings.EXP_DIR / arguments.RUN_NAME / "runs"
     submission = {
         "entrypoint_command": plan.command(),
         "job": {
             "submission_id": "train-<time>-<process>-<random>",
-            "entrypoint": train_submit.entrypoint(settings, plan.task.path, runs / "<submission_id>.rows", words),
-            "entrypoint_num_cpus": train_submit.CPUS,
+            "entrypoint": submit.entrypoint(settings, plan.task.path, runs / "<submission_id>.rows", words),
+            "entrypoint_num_cpus": submit.CPUS,
             "runtime_env": {
                 "RUNTIME_ENV_JSON": "what the entrypoint gives, and:",
                 "py_executable": str(settings.RELAX_PYTHON),
-                "env_vars": {"PYTHONPATH": f"{settings.RELAX_ROOT}:..."} | train_submit.job_variables(settings, None),
+                "env_vars": {"PYTHONPATH": f"{settings.RELAX_ROOT}:..."} | submit.job_variables(settings, None),
             },
         },
     }
@@ -84,7 +82,7 @@ class Submission:
     def __init__(self, plan):
         self.plan, self.settings = plan, plan.settings
         self.child, self.signalled = None, None
-        self.earlier = {job.id for job in ray_jobs.open_jobs(self.settings.RUN_DIR)}
+        self.earlier = {job.id for job in jobs.open_jobs(self.settings.RUN_DIR)}
 
     def environment(self):
         """All variables as they hold here, in words that mean the same wherever the child starts."""
@@ -119,7 +117,7 @@ class Submission:
         return status if status >= 0 else 128 - status
 
     def stop_left_behind(self):
-        for job in ray_jobs.open_jobs(self.settings.RUN_DIR):
+        for job in jobs.open_jobs(self.settings.RUN_DIR):
             if job.id not in self.earlier:
                 job.stop_and_tell()
                 job.close()
@@ -150,7 +148,7 @@ def main():
         return 0
     with terminal.stage("nodes") as stage:
         started = time.monotonic()
-        notes = node_look.look(plan)
+        notes = nodes.look(plan)
         stage.note = f"{len(notes['nodes'])} looked at in {time.monotonic() - started:.0f} s"
     for note in notes["notes"]:
         terminal.say(f"  {note}")

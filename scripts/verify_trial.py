@@ -15,13 +15,12 @@ import json
 import secrets
 import time
 
-import model_api
-import rows
 import session_client
-import settings
-import terminal
-from gateway_client import ClientError, Gateway, GaveUp, Trial
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from gateway.client import ClientError, Gateway, GaveUp, Trial
+from inputs import rows
+from policy import model_api
 from verify_verifier import FOUND, REPLIED, REPLY, SEARCH, example_row
 
 EXPECTED = "reward=1.0 tool_calls=2 tool_outputs=2 callbacks=3"

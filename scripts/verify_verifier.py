@@ -15,12 +15,11 @@ import json
 
 import requests
 
-import model_api
-import rows
-import settings
-import terminal
 from apply_patches import installed_tree
-from terminal import Failure
+from common import settings, terminal
+from common.terminal import Failure
+from inputs import rows
+from policy import model_api
 
 EXAMPLE = "resources_servers/workplace_assistant/data/example.jsonl"
 TEXT = "Thanks for the update - I will get back to you tomorrow."

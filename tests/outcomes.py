@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import model_api
-import rows
 import session_client
 import verify_trial
 from apply_patches import WORKPLACE, installed_tree
-from gateway_client import Gateway, Trial
+from gateway.client import Gateway, Trial
+from inputs import rows
+from policy import model_api
 from task_rows import SHARED_DATA
 
 # Rows that every backend plays: the first so many of each file.

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from model_api import function_call, message, spread
+from policy.model_api import function_call, message, spread
 
 PREFLIGHT = re.compile(r"Call the tool (\S*) now, with exactly these arguments: (.*)\. Say nothing else\.", re.DOTALL)
 REPORTED = "scripted-1"

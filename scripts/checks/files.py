@@ -1,12 +1,11 @@
 """Rows and model: there, whole, and those that are pinned; or else to be had from the hub."""
 
 import fetch_model
-import hub
 import prepare_data
-import rows
-from checks.case import fail, failed, ok, warn
 from checks.machine import MB, room
-from terminal import Failure
+from checks.probe import fail, failed, ok, warn
+from common.terminal import Failure
+from inputs import hub, rows
 
 MODEL_MB = 8300
 

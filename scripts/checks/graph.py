@@ -4,12 +4,11 @@ Asked are the graph's own pages on loopback; a Gateway elsewhere is asked for it
 """
 
 import apply_patches
-import docker_backend
 import gym_up
-import local
-from checks.case import ask, fail, failed, ok, warn
 from checks.machine import run_folder
-from terminal import Failure
+from checks.probe import ask, fail, failed, ok, warn
+from common.terminal import Failure
+from servers import container, processes
 
 COMMIT_VARIABLE = "NEMO_GYM_COMMIT="
 # Stages that start none themselves.
@@ -23,7 +22,7 @@ def engine(case):
     if s.GYM_BACKEND == "local" and not needed:
         return ok("GYM_BACKEND=local: no engine is asked")
     try:
-        client = docker_backend.connect()
+        client = container.connect()
     except Failure as fault:
         if needed:
             return failed(fault)
@@ -37,15 +36,15 @@ def engine(case):
 
 def _base(client, settings):
     if any(settings.RELAX_IMAGE in image.tags for image in client.images.list()):
-        return ok(f"engine {docker_backend.engine_address()}, base image {settings.RELAX_IMAGE} is there")
-    return ok(f"engine {docker_backend.engine_address()}; make image pulls {settings.RELAX_IMAGE}")
+        return ok(f"engine {container.engine_address()}, base image {settings.RELAX_IMAGE} is there")
+    return ok(f"engine {container.engine_address()}; make image pulls {settings.RELAX_IMAGE}")
 
 
 def _image(client, settings, verdict):
     """The image holds this clone's code and patches and the pinned commit; the container's name is free or ours."""
     try:
-        docker_backend.refuse_foreign(client, settings)
-        image = docker_backend.find_image(client, settings, gym_up.graph_code())
+        container.refuse_foreign(client, settings)
+        image = container.find_image(client, settings, gym_up.graph_code())
     except Failure as fault:
         return failed(fault, verdict)
     variables = image.attrs.get("Config", {}).get("Env") or []
@@ -94,9 +93,9 @@ def _stale(case, state):
         )
     if not case.gym_is_here or state.get("config_fingerprint") == gym_up.graph_fingerprint(s):
         return None
-    process = local.listener({inode for _, port, inode in local.listening() if port == s.port("gateway")})
+    process = processes.listener({inode for _, port, inode in processes.listening() if port == s.port("gateway")})
     folder = process and run_folder(process)
-    if folder and folder != local.mark(s):
+    if folder and folder != processes.mark(s):
         return fail(
             f"the graph on port {s.port('gateway')} is that of {folder} (process {process.pid})",
             "make stop in that clone, or set GYM_BASE_PORT and GYM_RAY_PORT",
@@ -146,7 +145,7 @@ def exposed(case):
         gym_up.check_loopback(case.settings)
     except Failure as fault:
         return failed(f"{fault}; make gym-down, and report this")
-    beyond = local.beyond_loopback(local.ours(case.settings, "rehearsal"))
+    beyond = processes.beyond_loopback(processes.ours(case.settings, "rehearsal"))
     if beyond:
         return fail(f"the rehearsal's Ray listens on {beyond[0][0]}:{beyond[0][1]}", "make stop, and report this")
     return ok("nothing of ours but the Gateway listens beyond loopback")

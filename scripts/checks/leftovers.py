@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import docker_backend
-import local
-from checks.case import ask, ok, temporary_folder, warn
 from checks.machine import own_folder
-from terminal import Failure
+from checks.probe import ask, ok, temporary_folder, warn
+from common.terminal import Failure
+from servers import container as docker_backend
+from servers import processes as own_processes
 
 # A folder is there before the process that it is for.
 NEW_S = 60
@@ -24,7 +24,7 @@ SESSION_FOLDERS = "session-*"
 def processes(case):
     """Processes of run folders that are gone, and servers of ours whose supervisor is."""
     orphans = {}
-    for process in local.processes():
+    for process in own_processes.processes():
         folder = own_folder(process) if process.state != "Z" else None
         if folder and not sees(process.pid, folder):
             orphans.setdefault(folder, []).append(process.pid)
@@ -32,7 +32,7 @@ def processes(case):
         warn(f"{len(pids)} processes of {folder}, which is gone", f"kill {' '.join(map(str, pids))}")
         for folder, pids in orphans.items()
     ]
-    servers = local.ours(case.settings, "gym")
+    servers = own_processes.ours(case.settings, "gym")
     if servers and not any("supervise.py" in each.command for each in servers):
         found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
     return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
@@ -57,8 +57,10 @@ def records(case):
     if gone:
         what = f"{len(gone)} jobs on clusters that do not answer, {gone[-1].name} last"
         found.append(warn(what, f"where the cluster is gone for good: rm -r {_words_of(gone)}"))
-    if (s.RUN_DIR / local.SESSIONS).exists() and not case.ours:
-        found.append(warn(f"{s.RUN_DIR / local.SESSIONS} is the record of processes that are gone", "make stop"))
+    if (s.RUN_DIR / own_processes.SESSIONS).exists() and not case.ours:
+        found.append(
+            warn(f"{s.RUN_DIR / own_processes.SESSIONS} is the record of processes that are gone", "make stop")
+        )
     probes = [path for folder in (s.RUN_DIR, s.EXP_DIR) if folder.is_dir() for path in folder.glob(".probe*")]
     if probes:
         found.append(warn(f"{len(probes)} probes of broken-off checks, as {probes[0]}", f"rm {_words_of(probes)}"))
@@ -76,7 +78,7 @@ def _dashboard(folder):
 
 def _unheard(settings, urls):
     """Those dashboards at which nobody answers: `make stop` cannot end their jobs, but for those on our own Ray."""
-    others = urls - {local.PrivateRay(settings, "rehearsal").dashboard_url}
+    others = urls - {own_processes.PrivateRay(settings, "rehearsal").dashboard_url}
     return {url for url in others if not ask(f"{url}/api/version").status}
 
 
@@ -123,7 +125,7 @@ def _is_ours(path):
 def unused(paths):
     """Those that no process names in its command line or variables, lives in or has open."""
     paths = sorted(paths)
-    used = "\0".join(map(_uses, local.processes())) if paths else ""
+    used = "\0".join(map(_uses, own_processes.processes())) if paths else ""
     # What is open is told by its real path.
     return [path for path in paths if str(path) not in used and str(path.resolve()) not in used]
 
@@ -131,7 +133,7 @@ def unused(paths):
 def _uses(process):
     """All in which a process may name a path."""
     folder = f"/proc/{process.pid}"
-    found = [process.command, local.link(f"{folder}/cwd"), *local.opened(process)]
+    found = [process.command, own_processes.link(f"{folder}/cwd"), *own_processes.opened(process)]
     for look in (lambda: process.variables().values(), lambda: [Path(f"{folder}/maps").read_text(errors="replace")]):
         with suppress(OSError):  # ended, or somebody else's
             found += look()
@@ -165,4 +167,4 @@ def _is_left(container, settings):
     folder = container.labels[docker_backend.RUN_LABEL]
     # Behind HOST_REPO_DIR the label may name a folder of another machine.
     gone = settings.HOST_REPO_DIR is None and not Path(folder).is_dir()
-    return gone or (folder == local.mark(settings) and container.status in ("exited", "dead"))
+    return gone or (folder == own_processes.mark(settings) and container.status in ("exited", "dead"))

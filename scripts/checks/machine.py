@@ -15,10 +15,10 @@ from shlex import quote
 
 import apply_patches
 import gym_up
-import local
-from checks.case import fail, failed, ok, temporary_folder, warn
-from settings import ROOT
-from terminal import Failure
+from checks.probe import fail, failed, ok, temporary_folder, warn
+from common.settings import ROOT
+from common.terminal import Failure
+from servers import processes
 
 SETUP_LOOK_S = 60
 MB = 1 << 20
@@ -134,7 +134,7 @@ def available_mb(root=Path("/")):
 def open_files(case):
     """The limit on open files, as far as the servers can raise it, against the trials that may run and wait."""
     s = case.settings
-    soft, hard = local.open_files_to_be_had()
+    soft, hard = processes.open_files_to_be_had()
     if soft == resource.RLIM_INFINITY:
         return ok("no limit on open files")
     least = FILES_OWN + FILES_A_TRIAL * s.WORKPLACE_ASSISTANT_MAX_CONCURRENCY
@@ -182,7 +182,7 @@ def _wanted(case):
     graph = [] if in_engine or elsewhere else gym_up.graph_ports(s)
     if s.RAY_ADDRESS or case.stage == "gym-up":
         return graph
-    return [*graph, (local.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
+    return [*graph, (processes.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
 
 
 def _unfit(settings, wanted):
@@ -192,7 +192,7 @@ def _unfit(settings, wanted):
         try:
             gym_up.refuse_overlap(settings)
             for number in numbers:
-                local.refuse_ephemeral(number, variable)
+                processes.refuse_ephemeral(number, variable)
         except Failure as fault:
             faults.setdefault(variable, failed(fault))
     return list(dict.fromkeys(faults.values()))
@@ -213,26 +213,26 @@ def _held(settings, wanted):
         for number in numbers:
             hosts.setdefault(number, set()).add(host)
     # Looked at before our processes, and again at the end: servers of ours may start and end meanwhile.
-    listening = [(port, inode) for _, port, inode in local.listening() if port in hosts]
-    own = set().union(*map(local.sockets_of, local.ours(settings)))
+    listening = [(port, inode) for _, port, inode in processes.listening() if port in hosts]
+    own = set().union(*map(processes.sockets_of, processes.ours(settings)))
     ours = {port for port, inode in listening if inode in own}
     held = {}
     for port, inode in listening:
         # Which addresses are in each other's way, the kernel knows best.
-        if port not in ours and any(local.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
+        if port not in ours and any(processes.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
             held.setdefault(inode, []).append(port)
-    still = {inode for _, _, inode in local.listening()}
+    still = {inode for _, _, inode in processes.listening()}
     return {inode: ports for inode, ports in held.items() if inode in still}
 
 
 def _in_container(case):
     """Whether the ports are those of this clone's own container, whose processes are not to be looked at."""
-    import docker_backend
+    from servers import container
 
-    if not docker_backend.note(case.settings).exists():
+    if not container.note(case.settings).exists():
         return False
     try:
-        return any(each.status == "running" for each in docker_backend.ours(docker_backend.connect(), case.settings))
+        return any(each.status == "running" for each in container.ours(container.connect(), case.settings))
     except Failure:
         return False
 
@@ -241,7 +241,7 @@ def _named(held, variables):
     """One Finding a holder; all processes of one graph are one holder."""
     holders = {}
     for inode, numbers in held.items():
-        process = local.listener({inode})
+        process = processes.listener({inode})
         folder = process and run_folder(process)
         holders.setdefault(folder or (process and process.pid), (process, folder, []))[2].extend(numbers)
     return [_holder(process, folder, sorted(set(numbers)), variables) for process, folder, numbers in holders.values()]
@@ -260,7 +260,7 @@ def _holder(process, folder, numbers, variables):
 
 def run_folder(process):
     """The run folder a process of this repository, or the one it descends from, belongs to; or None."""
-    everyone = {each.pid: each for each in local.processes()}
+    everyone = {each.pid: each for each in processes.processes()}
     while process:
         if folder := own_folder(process):
             return folder
@@ -271,6 +271,6 @@ def run_folder(process):
 def own_folder(process):
     """The run folder that a process carries as its mark, or None."""
     try:
-        return process.variables().get(local.MARK)
+        return process.variables().get(processes.MARK)
     except OSError:
         return None

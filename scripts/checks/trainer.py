@@ -9,10 +9,10 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-import local
-from checks.case import ASK_TIMEOUT_S, ask, fail, failed, ok, ray_head, warn
-from settings import ROOT
-from terminal import without_user
+from checks.probe import ASK_TIMEOUT_S, ask, fail, failed, ok, ray_head, warn
+from common.settings import ROOT
+from common.terminal import without_user
+from servers import processes
 
 NOT_ASKED = "not asked: RAY_ADDRESS is empty, rollouts are rehearsed on this machine"
 GCS_PORT = re.compile(r"\S*gcs_server\s.*--gcs_server_port=(\d+)")
@@ -21,7 +21,7 @@ PIN = re.compile(r"^ray(?:\[\S+\])?==([\d.]+)", re.MULTILINE)
 
 def _plan(case, *looks):
     """A plan of train_checks after the named looks."""
-    from train_checks import Plan
+    from training.plan import Plan
 
     plan = Plan(case.settings)
     plan.look(*(getattr(plan, look) for look in looks))
@@ -83,7 +83,7 @@ def ray_version(case):
     """The cluster's Ray by its dashboard, against ours; whoever answers must be a dashboard."""
     if not case.settings.RAY_ADDRESS:
         return ok(NOT_ASKED)
-    import cluster as ray_cluster
+    from cluster import nodes as ray_cluster
 
     url = f"{ray_cluster.dashboard_url(case.settings)}/api/version"
     answer = ask(url)
@@ -112,8 +112,8 @@ def second_ray(case):
     """No two Rays on one port, and the trainer's is not the Gym's own, which its entrypoint would clear."""
     s, found = case.settings, []
     host, port = ray_head(s)
-    own = {local.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
-    if host and port in own and local.is_here(host):
+    own = {processes.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
+    if host and port in own and processes.is_here(host):
         found.append(
             fail(
                 f"RAY_ADDRESS={without_user(s.RAY_ADDRESS)} is this clone's private Ray",
@@ -132,7 +132,7 @@ def second_ray(case):
 def gcs_ports():
     """{port: [pids]} of the Ray heads that share our network."""
     found, own = {}, _network("self")
-    for process in local.processes():
+    for process in processes.processes():
         if (told := GCS_PORT.match(process.command)) and _network(process.pid) == own:
             found.setdefault(int(told[1]), []).append(process.pid)
     return found
@@ -149,13 +149,13 @@ def container_host(case, devices=Path("/dev")):
     """What `make ray-up` asks of this machine, and GPUs as far as the driver's files tell."""
     if case.stage != "ray-up":
         return ok("asked for make ray-up alone")
-    import ray_container
     import ray_up
+    from training import container
 
     running = ray_up.existing(ray_up.engine())
     if not (running and running.status == "running"):
         ray_up.check(case.settings)
     count = len(list(devices.glob("nvidia[0-9]*")))
-    if count < ray_container.GPUS:
-        return fail(f"{count} NVIDIA GPUs here, {ray_container.GPUS} are asked for", "take a machine with that many")
+    if count < container.GPUS:
+        return fail(f"{count} NVIDIA GPUs here, {container.GPUS} are asked for", "take a machine with that many")
     return ok(f"{count} NVIDIA GPUs, {'the container runs' if running else 'ports free'}")

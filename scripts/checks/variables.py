@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from shlex import quote
 from urllib.parse import urlsplit
 
-import settings as variables
-from checks.case import fail, failed, ok, ray_head, warn
-from gateway_client import ClientError, read_token
-from settings import ROOT
+from checks.probe import fail, failed, ok, ray_head, warn
+from common import settings as variables
+from common.settings import ROOT
+from gateway.client import ClientError, read_token
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 # Names as short as MODEL are near too many others' to be called misspelt.

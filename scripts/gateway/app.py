@@ -22,13 +22,13 @@ import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
-import settings as variables
 from apply_patches import fingerprint, installed_tree
-from gateway import surface
-from gateway.connections import serve
+from common import settings as variables
+from gateway import routes
 from gateway.environment import Environment, Pair
+from gateway.http1 import serve
 from gateway.model_calls import ModelCalls
-from gateway.protocol import PROTOCOL, VERSION, Registry
+from gateway.payload import PROTOCOL, VERSION, Registry
 from gateway.store import Store, Unreadable
 from gateway.trials import Trials
 
@@ -74,7 +74,7 @@ class Gateway:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signalled.set)
         listeners = [
-            await serve(surface.callbacks(self.trials), ["127.0.0.1"], self.settings.port("callbacks")),
+            await serve(routes.callbacks(self.trials), ["127.0.0.1"], self.settings.port("callbacks")),
             await serve(self.public(), self.hosts(), self.settings.port("gateway")),
         ]
         await signalled.wait()
@@ -88,7 +88,7 @@ class Gateway:
             NeMoGymResponseCreateParamsNonStreaming.model_validate,
             self.store.salt,
         )
-        return surface.public(self.settings, self.trials, registry, self.health)
+        return routes.public(self.settings, self.trials, registry, self.health)
 
     def hosts(self):
         """Where the trial protocol is spoken: the bind host, and loopback unless that covers it."""

@@ -14,9 +14,9 @@ import math
 import aiohttp
 import orjson
 
-from gateway.protocol import ROLLOUT_KEY
+from common.terminal import printable
+from gateway.payload import ROLLOUT_KEY
 from gateway.trial import Fault, Outcome, Status, failed
-from terminal import printable
 
 WATCH_EVERY_S = 0.5
 WATCH_TIMEOUT_S = 1.5

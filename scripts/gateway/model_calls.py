@@ -14,8 +14,8 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from gateway.protocol import ROLLOUT_KEY
-from terminal import printable
+from common.terminal import printable
+from gateway.payload import ROLLOUT_KEY
 
 RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30

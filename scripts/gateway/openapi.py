@@ -4,7 +4,7 @@ Guarantees: it names every route of the trial protocol with its parameters, bodi
 create payload's schema is the very model that checks it. It holds no example and no value.
 """
 
-from gateway.protocol import VERSION, CreatePayload
+from gateway.payload import VERSION, CreatePayload
 
 REFERENCE = "#/components/schemas/{model}"
 ID = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}

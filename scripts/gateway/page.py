@@ -9,7 +9,7 @@ are not shown to anybody.
 import orjson
 from aiohttp import web
 
-import inline_page
+from pages import inline
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -20,7 +20,7 @@ HEADERS = {
 
 def routes(settings, trusted, trials, health):
     """[(method, path, handler)] of the two routes; `trusted(request)`: it may see all; `health` as for /readyz."""
-    text, policy = inline_page.load("gateway.html", connect="'self'")
+    text, policy = inline.load("gateway.html", connect="'self'")
     headers = HEADERS | {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
 
     async def page(request):

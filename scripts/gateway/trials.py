@@ -18,7 +18,7 @@ import traceback
 from gateway.environment import Unreached
 from gateway.metrics import Metrics
 from gateway.model_calls import EndpointFault, TooManyCalls
-from gateway.protocol import ApiError
+from gateway.payload import ApiError
 from gateway.trial import Fault, Outcome, Status, Trial, aborted, failed
 
 TICK_S = 0.2

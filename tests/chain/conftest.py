@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import rows
 from apply_patches import WORKPLACE, installed_tree
-from graph import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
+from inputs import rows
+from proofs.rig import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
 from scripted_model import ScriptedModel
 
 LAST = ("test_secrets.py", "test_stop.py")

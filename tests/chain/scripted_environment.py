@@ -9,8 +9,8 @@ import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import settings as variables
-from graph import SCRIPTS, Surface, environment, free_block
+from common import settings as variables
+from proofs.rig import SCRIPTS, Surface, environment, free_block
 
 RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 

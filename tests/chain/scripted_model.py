@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from model_api import answered, function_call, message
+from policy.model_api import answered, function_call, message
 
 
 @dataclass

@@ -5,7 +5,7 @@ import sqlite3
 import httpx
 import pytest
 
-from graph import assert_error
+from proofs.rig import assert_error
 from scripted_model import DONE, Answer
 
 URL_FIELD = "model_endpoint.base_url"

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from abuse import size
-from graph import CONCURRENCY, QUEUE, eventually
+from proofs.rig import CONCURRENCY, QUEUE, eventually
 from scripted_model import DONE
 from test_leaks import MEGABYTE, descriptors, resident
 

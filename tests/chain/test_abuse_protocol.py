@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from abuse import size
-from graph import ENDED, assert_error
+from proofs.rig import ENDED, assert_error
 from scripted_model import DONE
 
 ORDER = {"queued": 0, "running": 1} | dict.fromkeys(ENDED, 2)

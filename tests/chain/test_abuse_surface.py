@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
 from abuse import full, size
-from gateway.connections import HEAD_TIMEOUT_S
-from graph import assert_error, eventually
+from gateway.http1 import HEAD_TIMEOUT_S
+from proofs.rig import assert_error, eventually
 from scripted_model import DONE, call
 
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
@@ -86,7 +86,7 @@ def test_an_odd_wait_is_refused_by_name(graph, wait_s):
 
 
 def test_the_openapi_document_names_every_route(graph):
-    from gateway import surface
+    from gateway import routes as surface
 
     nothing = SimpleNamespace(GATEWAY_TOKEN=None, GATEWAY_TOKEN_FILE=None, GATEWAY_MAX_BODY_BYTES=0)
     routes = surface.public(nothing, None, None, None).routes

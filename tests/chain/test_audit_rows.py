@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-import rows
-from graph import run_script
+from inputs import rows
+from proofs.rig import run_script
 from task_rows import SHARED_DATA
 
 # Among these are each category, ground truths of 0 to 12 calls, and one row whose call changes nothing.

@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 
-from graph import SECRET_PREFIX, assert_error, own_address, secret
+from proofs.rig import SECRET_PREFIX, assert_error, own_address, secret
 from scripted_model import DONE
 
 URL_FIELD = "model_endpoint.base_url"

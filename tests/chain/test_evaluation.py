@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-import eval_files
-import rows
-from graph import SCRIPTS, secret
+from evaluation import files
+from inputs import rows
+from proofs.rig import SCRIPTS, secret
 from scripted_endpoint import Reply, ScriptedEndpoint, idle, malformed, right, where
 from task_rows import SHARED_DATA
 
@@ -61,11 +61,11 @@ class Command:
         return status, said, self.result(changes.get("EVAL_NAME", "it"))
 
     def path(self, name="it"):
-        return eval_files.folder(self.folder, name)
+        return files.folder(self.folder, name)
 
     def result(self, name="it"):
         assert (self.path(name) / "result.json").exists()
-        return eval_files.read_json(self.path(name) / "result.json")
+        return files.read_json(self.path(name) / "result.json")
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_right_and_idle_stand_at_the_top_and_at_the_floor(command):
 def test_trajectories_are_the_real_tools_and_malformed_calls_are_counted(command):
     status, said, result = command.evaluate(where(lambda asked: asked.index % 2, otherwise=malformed))
     assert status == 0, said
-    for sample in eval_files.read(command.path()).samples:
+    for sample in files.read(command.path()).samples:
         row = command.rows[sample["row"]]
         calls = [item for item in sample["output"] if item["type"] == "function_call"]
         outputs = [item["output"] for item in sample["output"] if item["type"] == "function_call_output"]
@@ -123,7 +123,7 @@ def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
 
     with ScriptedEndpoint(command.rows, slow) as endpoint:
         status, said = command.run(endpoint, NEMO_GYM_DEADLINE_S="4")
-    found, result = eval_files.read(command.path()), command.result()
+    found, result = files.read(command.path()), command.result()
     assert status == 1 and "without a reward: 1 samples: deadline_exceeded" in said, said
     assert [item["row"] for item in found.failures] == [0] and found.failures[0]["status"] == "truncated"
     assert result["failures"] == 1 and result["metrics"]["pass_rate"]["value"] == 1.0
@@ -142,7 +142,7 @@ def test_a_row_that_the_gateway_does_not_take_is_named(command, odd, words):
     (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
     with ScriptedEndpoint(given) as endpoint:
         status, said = command.run(endpoint, EVAL_CONCURRENCY="1")
-    assert status == 1 and len(eval_files.read(command.path()).samples) == 2, said
+    assert status == 1 and len(files.read(command.path()).samples) == 2, said
     for each in (f"error: {command.folder}/rows.jsonl:3 (id {given[2]['id']}): ", *words):
         assert each in said
 
@@ -152,7 +152,7 @@ def test_an_endpoint_that_hangs_up_is_typed_by_that(command):
     with ScriptedEndpoint(command.rows, hang_up) as endpoint:
         status, said = command.run(endpoint, EVAL_TRIES="1")
     assert status == 1 and "without a reward: 1 samples: agent_error endpoint_connection_broken" in said, said
-    (failed,) = eval_files.read(command.path()).failures
+    (failed,) = files.read(command.path()).failures
     assert failed["row"] == 0 and endpoint.url in failed["error"]["cause"]
 
 
@@ -169,7 +169,7 @@ def test_killed_and_started_again_it_ends_like_an_unbroken_run(command):
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        there = len(eval_files.read(command.path()).samples)
+        there = len(files.read(command.path()).samples)
         endpoint.delay_s = 0
         status, said = command.run(endpoint)
     assert status == 0 and f"going on: {there} samples are there" in said, said

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fault_load import Policy
-from fault_matrix import FAULTS
-from fault_run import suffer
-from graph import free_block
+from proofs.fault_load import Policy
+from proofs.fault_matrix import FAULTS
+from proofs.fault_run import suffer
+from proofs.rig import free_block
 
 pytestmark = pytest.mark.slow
 TRIALS = 8

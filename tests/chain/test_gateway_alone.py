@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from graph import eventually
+from proofs.rig import eventually
 from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
 
 RETENTION_S = 3

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graph import SECRET_PREFIX, secret
 from looks import WIDTHS, assert_fits
+from proofs.rig import SECRET_PREFIX, secret
 from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
 
 HOSTILE = "</script><img src=x onerror='window.harmed=1'>\u202e"

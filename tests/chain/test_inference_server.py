@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from graph import eventually, run_script
+from proofs.rig import eventually, run_script
 
 PYTHON = os.environ.get("INFERENCE_PYTHON")
 MAKER = Path(__file__).with_name("tiny_qwen.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graph import PAIRS, eventually
+from proofs.rig import PAIRS, eventually
 from scripted_model import DONE, Answer, call
 from test_policy_faults import nothing_listens
 

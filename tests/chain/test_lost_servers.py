@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from graph import PAIRS, SCRIPTS, eventually
+from proofs.rig import PAIRS, SCRIPTS, eventually
 from scripted_model import DONE, call
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def client_environment(graph, policy, folder, row):
     """Variables of an agent command as the trainer sets them."""
     import json
 
-    import rows
+    from inputs import rows
 
     relax = rows.to_relax(row)
     folder.mkdir()

@@ -8,10 +8,10 @@ import json
 import httpx
 import pytest
 
-from graph import free_block, own_address, secret
+from common.settings import ROOT
 from namespace import COVERED, Namespace
+from proofs.rig import free_block, own_address, secret
 from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
-from settings import ROOT
 
 
 @pytest.fixture(scope="module")

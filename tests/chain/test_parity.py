@@ -10,8 +10,8 @@ import pytest
 from outcomes import play, truth_of
 
 import apply_patches
-from model_api import function_call, message
-from rows import read_rows
+from inputs.rows import read_rows
+from policy.model_api import function_call, message
 from task_rows import SHARED_DATA
 
 # Episodes of the shipped rows: five for each, and one of odd calls.

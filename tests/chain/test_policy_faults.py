@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from graph import SECRET_PREFIX, secret
-from model_api import answered, function_call, message
+from policy.model_api import answered, function_call, message
+from proofs.rig import SECRET_PREFIX, secret
 from scripted_model import DONE, Answer, call, reasoning
 
 SEARCH = call("email_search_emails", query="carlos")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import local
-from graph import environment, free_block, own_address, run_script
+from proofs.rig import environment, free_block, own_address, run_script
+from servers import processes
 
 
 def refused(env):
@@ -23,13 +23,13 @@ def refused(env):
     errors = [line for line in result.stderr.splitlines() if line]
     assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
     mark = Path(env["RUN_DIR"]).resolve()
-    assert not [p for p in local.processes() if is_marked(p, str(mark))]
+    assert not [p for p in processes.processes() if is_marked(p, str(mark))]
     return errors[0]
 
 
 def is_marked(process, mark):
     try:
-        return process.variables().get(local.MARK) == mark
+        return process.variables().get(processes.MARK) == mark
     except OSError:
         return False
 
@@ -80,9 +80,9 @@ def test_e5_the_ports_of_a_running_graph_name_it(graph, tmp_path):
 
 
 def test_e16_only_the_gateway_listens_beyond_loopback(graph):
-    ours = local.ours(graph.settings)
-    inodes = set().union(*(local.sockets_of(process) for process in ours))
-    listening = [(address, port) for address, port, inode in local.listening() if inode in inodes]
+    ours = processes.ours(graph.settings)
+    inodes = set().union(*(processes.sockets_of(process) for process in ours))
+    listening = [(address, port) for address, port, inode in processes.listening() if inode in inodes]
     assert len(listening) > 8
     exposed = {port for address, port in listening if not address.startswith(("127.", "::1", "::ffff:127."))}
     assert exposed == ({graph.settings.port("gateway")} if own_address() else set())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graph import eventually
+from proofs.rig import eventually
 from scripted_environment import GatewayAlone, ScriptedEnvironment
 
 

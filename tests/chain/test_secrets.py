@@ -5,9 +5,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-import local
-from graph import SECRET_PREFIX, secret
+from proofs.rig import SECRET_PREFIX, secret
 from scripted_model import DONE, Answer
+from servers import processes
 
 NEEDLE = SECRET_PREFIX.encode()
 
@@ -27,7 +27,7 @@ def some_trials(graph_started, models):
 
 
 def assert_absent_from_commands():
-    assert not [process.pid for process in local.processes() if SECRET_PREFIX in process.command]
+    assert not [process.pid for process in processes.processes() if SECRET_PREFIX in process.command]
 
 
 def files_below(folder):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import local
-from graph import SCRIPTS
+from proofs.rig import SCRIPTS
+from servers import processes as own_processes
 
 SLEEP = "import time; time.sleep(300)"
 
@@ -18,8 +18,10 @@ def strangers(tmp_path_factory):
     """Processes like ours that are not: a sleeper, one that looks like a Ray, one marked by another run folder."""
     ray = tmp_path_factory.mktemp("other") / "raylet"
     ray.symlink_to(sys.executable)
-    other_run = os.environ | {local.MARK: str(ray.parent), local.ROLE: "gym"}
-    unmarked = {name: value for name, value in os.environ.items() if name not in (local.MARK, local.ROLE)}
+    other_run = os.environ | {own_processes.MARK: str(ray.parent), own_processes.ROLE: "gym"}
+    unmarked = {
+        name: value for name, value in os.environ.items() if name not in (own_processes.MARK, own_processes.ROLE)
+    }
     started = [
         subprocess.Popen([sys.executable, "-c", SLEEP], env=unmarked),
         subprocess.Popen([str(ray), "-c", SLEEP, "ray::IDLE", "supervise.py", "gcs_server"], env=unmarked),
@@ -37,17 +39,17 @@ def stopped(graph_started, strangers, models):
     graph_started.wait_ready()
     graph_started.wait_running(graph_started.start(graph_started.payload(models.hanging())))
     before = {
-        "processes": local.ours(graph_started.settings),
+        "processes": own_processes.ours(graph_started.settings),
         "ray": Path((graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()),
         "sockets": open_ports(graph_started),
-        "shared": shared_memory(local.ours(graph_started.settings)),
+        "shared": shared_memory(own_processes.ours(graph_started.settings)),
     }
     return before, graph_started.stop()
 
 
 def open_ports(graph):
-    inodes = set().union(*(local.sockets_of(process) for process in local.ours(graph.settings)))
-    return {port for _, port, inode in local.listening() if inode in inodes}
+    inodes = set().union(*(own_processes.sockets_of(process) for process in own_processes.ours(graph.settings)))
+    return {port for _, port, inode in own_processes.listening() if inode in inodes}
 
 
 def shared_memory(processes):
@@ -72,12 +74,12 @@ def test_stop_says_what_it_ended(stopped):
 def test_no_process_is_left(stopped, graph_started):
     before, _ = stopped
     assert not [process for process in before["processes"] if process.alive()]
-    assert not local.ours(graph_started.settings)
+    assert not own_processes.ours(graph_started.settings)
 
 
 def test_no_port_is_left(stopped):
     before, _ = stopped
-    listening = {port for _, port, _ in local.listening()}
+    listening = {port for _, port, _ in own_processes.listening()}
     assert len(before["sockets"]) > 8 and not before["sockets"] & listening
 
 

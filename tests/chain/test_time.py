@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from graph import CONCURRENCY
+from proofs.rig import CONCURRENCY
 from scripted_model import DONE, Answer, call
 
 SEARCH = call("email_search_emails", query="carlos")

@@ -14,9 +14,9 @@ import sys
 
 import pytest
 
-import ray_jobs
-from graph import SCRIPTS, Graph, eventually, free_block, own_address
-from settings import ROOT
+from cluster import jobs as ray_jobs
+from common.settings import ROOT
+from proofs.rig import SCRIPTS, Graph, eventually, free_block, own_address
 from two_nodes import Cluster
 
 pytestmark = pytest.mark.timeout(900)

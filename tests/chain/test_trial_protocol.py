@@ -7,8 +7,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.protocol import VERSION
-from graph import CONCURRENCY, QUEUE, assert_error, eventually
+from gateway.payload import VERSION
+from proofs.rig import CONCURRENCY, QUEUE, assert_error, eventually
 from scripted_model import DONE, call
 
 SNAPSHOT = {"protocol_version", "request_id", "status", "reward", "metrics", "artifact_ref", "error"}
@@ -71,7 +71,7 @@ def test_doing_nothing_earns_0(graph, models):
 
 
 def test_a_session_input_runs_like_the_row_it_came_from(graph, models, example_rows):
-    import rows
+    from inputs import rows
 
     relax = rows.to_relax(example_rows[0])
     policies = [models.oracle(example_rows[0]), models.oracle(example_rows[0])]

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import local
-from graph import own_address
+from proofs.rig import own_address
+from servers import processes
 
 RAY = str(Path(sys.executable).with_name("ray"))
 TRIES = 8
@@ -59,7 +59,7 @@ class Cluster:
     def start(self, name, options, before):
         fixed = {"node-ip-address": self.host, "num-cpus": CPUS, "object-store-memory": 100_000_000}
         flags = [f"--{key}" if value is None else f"--{key}={value}" for key, value in (options | fixed).items()]
-        kept = {k: v for k, v in os.environ.items() if k.lower() not in local.PROXY_VARIABLES}
+        kept = {k: v for k, v in os.environ.items() if k.lower() not in processes.PROXY_VARIABLES}
         environment = kept | {"RAY_USAGE_STATS_ENABLED": "0"}
         log = self.folder / f"{name}.log"
         for _ in range(TRIES):
@@ -89,15 +89,15 @@ class Cluster:
 
     def wait_nodes(self, count):
         end = time.monotonic() + START_S
-        while local.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
+        while processes.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
             assert time.monotonic() < end, "the nodes did not show on the dashboard"
             time.sleep(0.3)
 
     def end(self, process):
-        everyone = local.processes()
+        everyone = processes.processes()
         session = [each for each in everyone if each.session == process.pid]
         parents = {each.pid for each in session}
-        local.end(session + [each for each in everyone if each.parent in parents and each not in session])
+        processes.end(session + [each for each in everyone if each.parent in parents and each not in session])
         process.wait()
 
     def down(self):

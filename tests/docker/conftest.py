@@ -19,9 +19,9 @@ import standin_base
 import standin_gym
 
 import apply_patches
-import docker_backend
-from settings import ROOT
-from terminal import Failure
+from common.settings import ROOT
+from common.terminal import Failure
+from servers import container
 
 # The same each time: the build remembers its steps by what it is given, this address too.
 GIT_PORT = 12399
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def client():
     try:
-        return docker_backend.connect()
+        return container.connect()
     except Failure as failure:
         pytest.skip(str(failure))
 

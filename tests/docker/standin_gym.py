@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import apply_patches
-from settings import ROOT
+from common.settings import ROOT
 
 TREES = ("nemo_gym", apply_patches.WORKPLACE, "responses_api_agents/simple_agent")
 EMPTY = ("cache", "results")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import build_image
-import docker_backend
 import gym_up
-import settings as variables
-from terminal import Failure
+from common import settings as variables
+from common.terminal import Failure
+from servers import container as docker_backend
 
 NAME = f"relax-nemo-gym-test-{secrets.token_hex(4)}"
 

@@ -23,12 +23,12 @@ import standin_base
 
 import apply_patches
 import build_image
-import docker_backend
-import local
-import settings as variables
 from apply_patches import installed_tree
+from common import settings as variables
+from common.terminal import Failure
 from gym_up import choose_backend, graph_code, readiness, replace_graph
-from terminal import Failure
+from servers import container as docker_backend
+from servers import processes
 
 SECRET = "never-show-me-4711"
 TOKEN = "only-its-owner-reads-me-0815"
@@ -104,7 +104,7 @@ def build_arguments(installation):
 @pytest.fixture(scope="module")
 def container(client, installation, build_output):
     assert "backend=docker" in installation.run("gym_up.py")
-    assert not local.ours(installation.settings)
+    assert not processes.ours(installation.settings)
     (found,) = docker_backend.ours(client, installation.settings)
     return found
 
@@ -214,15 +214,15 @@ def test_the_token_is_in_a_file_of_the_owners_and_not_in_what_inspect_shows(clie
     assert TOKEN not in json.dumps([client.api.inspect_container(container.id), container.top()])
     path = installation.settings.RUN_DIR / docker_backend.TOKEN
     assert (path.read_text(), path.stat().st_mode & 0o777) == (TOKEN, 0o600)
-    status, _ = local.get(f"{installation.settings.local_url('gateway')}/v1/trials/none", 5)
+    status, _ = processes.get(f"{installation.settings.local_url('gateway')}/v1/trials/none", 5)
     assert status == 401
 
 
 def test_only_the_gateway_may_be_reached_from_beyond_loopback(container, installation):
     pids = {int(row[1]) for row in container.top()["Processes"]}
-    group = [process for process in local.processes() if process.pid in pids]
+    group = [process for process in processes.processes() if process.pid in pids]
     assert len(group) > 5
-    assert local.beyond_loopback(group, allowed={installation.settings.port("gateway")}) == []
+    assert processes.beyond_loopback(group, allowed={installation.settings.port("gateway")}) == []
 
 
 def test_the_whole_chain_passes_from_outside_and_keeps_the_container(client, container, installation):

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-import cluster
-import local
-import ray_container
 import ray_up
-import settings as variables
-from ray_jobs import Dashboard
+from cluster import nodes
+from cluster.jobs import Dashboard
+from common import settings as variables
+from servers import processes
+from training import container as ray_container
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def place(client, base, tmp_path, monkeypatch):
         pytest.skip("no address beyond loopback")
     monkeypatch.setattr(ray_container, "NAME", f"relax-train-{secrets.token_hex(4)}")
     monkeypatch.setattr(ray_container, "RAY_PORT", 26379)
-    monkeypatch.setattr(cluster, "DASHBOARD_PORT", 26380)
+    monkeypatch.setattr(nodes, "DASHBOARD_PORT", 26380)
     texts = {"RELAX_HOST": host, "RELAX_IMAGE": base, "RAY_ADDRESS": f"{host}:26379"}
     folders = ("DATA_ROOT", "MODEL_DIR", "EXP_DIR", "RUN_DIR", "RELAX_ROOT")
     for name, text in (texts | {each: str(tmp_path / each.lower()) for each in folders}).items():
@@ -54,11 +54,11 @@ def test_the_container_starts_with_a_ray_that_commands_reach(place, client, monk
     monkeypatch.setattr(ray_container, "creation", lambda settings, request: made)
     ray_up.main()
     assert f"Trainer's Ray ready: make train RAY_ADDRESS={place.RELAX_HOST}:26379" in capsys.readouterr().out
-    dashboard = Dashboard(cluster.dashboard_url(place))
-    [head] = cluster.nodes(dashboard)
+    dashboard = Dashboard(nodes.dashboard_url(place))
+    [head] = nodes.nodes(dashboard)
     assert (head.is_head, head.gpus, head.address) == (True, 8.0, place.RELAX_HOST)
     # Nobody but who knows the address reaches it.
-    assert not local.connects(26380)
+    assert not processes.connects(26380)
 
     identity = client.containers.get(ray_container.NAME).id
     ray_up.main()

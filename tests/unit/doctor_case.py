@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import doctor
-import local
-import settings as variables
-from checks.case import Case, Finding
+from checks.probe import Case, Finding
+from common import settings as variables
+from servers import processes
 
 PROXY_PAGE = "<html><body>Blocked by the web proxy</body></html>"
 # Belongs to no machine.
@@ -123,7 +123,7 @@ class Silent:
 def free_base():
     """The first of 200 ports that nobody listens on, below the range that the kernel hands out."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    taken = {port for _, port, _ in local.listening()}
+    taken = {port for _, port, _ in processes.listening()}
     # Test processes side by side choose from different ends.
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     bases = range(min(low, 32768) - 402 - 5000 * (worker % 4), 1024, -201)

@@ -9,7 +9,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from row_facts import ALTERED
+from inputs.row_facts import ALTERED
 
 
 class ScriptedVerifier:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
-from gateway import connections
+from gateway import http1
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def served(application):
     def run(work):
         return asyncio.run_coroutine_threadsafe(work, loop).result(20)
 
-    runner = run(connections.serve(application, ["127.0.0.1"], 0))
+    runner = run(http1.serve(application, ["127.0.0.1"], 0))
     try:
         yield runner.addresses[0][1]
     finally:

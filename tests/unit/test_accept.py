@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import accept
-import runs
 import smoke
-from terminal import Failure
+from common.terminal import Failure
+from rollouts import runs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'

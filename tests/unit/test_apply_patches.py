@@ -10,7 +10,7 @@ import pytest
 
 import apply_patches
 from apply_patches import apply, installed_tree, patch_files, read_sums, tree_state
-from terminal import Failure
+from common.terminal import Failure
 
 SCRIPT = Path(apply_patches.__file__)
 APP = "resources_servers/workplace_assistant/app.py"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import settings as variables
-import train_plan
-import train_submit
-from terminal import Failure
+from common import settings as variables
+from common.terminal import Failure
+from training import arguments as train_plan
+from training import submit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train" / "standin"))
 
@@ -44,7 +44,7 @@ class Job:
         settings = variables.load(environment=ENVIRONMENT, dotenv=Path("/nonexistent/.env"))
         task = train_plan.Task(settings, Path("/rows.jsonl"), 32)
         self.path, self.known = settings.TRAIN_ARGUMENTS, train_plan.values(settings, task, TOKEN_FILE)
-        self.variables = train_submit.job_variables(settings, TOKEN_FILE) | {"STANDIN_EXPECTED": json.dumps(EXPECTED)}
+        self.variables = submit.job_variables(settings, TOKEN_FILE) | {"STANDIN_EXPECTED": json.dumps(EXPECTED)}
 
     def faults(self, path):
         """What the stand-in says of a file of arguments."""

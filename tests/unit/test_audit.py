@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-import audit_checks
+from evaluation import audit_checks
 from local_hub import run_stage
 from scripted_verifier import ScriptedVerifier
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 import bench
-import bench_table
-import readme_parts
-from settings import ROOT
-from terminal import Failure
+from common import git
+from common.settings import ROOT
+from common.terminal import Failure
+from proofs import bench_table
 
 
 def graph(trials_per_s, resource, p99_ms, mb=0.01):
@@ -66,7 +66,7 @@ def test_at_each_level_run_more_trials_than_at_once():
 def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):
     readme, out = tmp_path / "README.md", tmp_path / "bench"
     readme.write_text("before\n<!-- bench: written by `x` -->\nold\n<!-- /bench -->\nafter\n")
-    monkeypatch.setattr(readme_parts, "README", readme)
+    monkeypatch.setattr(git, "README", readme)
     monkeypatch.setattr(sys, "argv", ["bench.py", "--readme", "--out", str(out)])
     with pytest.raises(Failure, match="make bench writes it"):
         bench.main()
@@ -78,7 +78,7 @@ def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch,
 
 
 def test_the_readme_itself_has_a_place_for_them_and_shows_a_run_on_a_commit():
-    shown = readme_parts.part((ROOT / "README.md").read_text(), "bench")[1]
+    shown = git.part((ROOT / "README.md").read_text(), "bench")[1]
     assert ", commit " in shown and "+, " not in shown and "| ratio |" in shown
     with pytest.raises(Failure, match="git checkout README.md"):
-        readme_parts.part("nothing", "bench")
+        git.part("nothing", "bench")

@@ -10,15 +10,14 @@ import sys
 import pytest
 
 import apply_patches
-import docker_backend
 import fetch_model
 import gym_up
-import hub as hub_client
-import local
 from checks import files, graph, leftovers
+from common.settings import ROOT
 from doctor_case import PROXY_PAGE, Pages, case_of, found, free_base, is_ok
+from inputs import hub as hub_client
 from local_hub import Hub
-from settings import ROOT
+from servers import container, processes
 
 EXAMPLE = apply_patches.WORKPLACE + "/data/example.jsonl"
 LOCK = json.loads((ROOT / "data" / "dataset.lock.json").read_text())
@@ -96,7 +95,9 @@ print("up", flush=True)
 server.serve_forever()
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, local.MARK: str(tmp_path / "other")}
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, processes.MARK: str(tmp_path / "other")},
     )
     try:
         process.stdout.readline()
@@ -129,7 +130,7 @@ def test_e16_a_server_of_ours_beyond_loopback_is_named(tmp_path):
     assert is_ok(graph.exposed, case)
     for role, cure in (("gym", "make gym-down"), ("rehearsal", "make stop")):
         code = "import socket, time; s = socket.create_server(('0.0.0.0', 0)); print('up', flush=True); time.sleep(60)"
-        environment = {**os.environ, local.MARK: local.mark(case.settings), local.ROLE: role}
+        environment = {**os.environ, processes.MARK: processes.mark(case.settings), processes.ROLE: role}
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
         try:
             process.stdout.readline()
@@ -161,7 +162,7 @@ def engine(monkeypatch):
 
 
 def image(code, commit=apply_patches.GYM_COMMIT):
-    config = {"Labels": {docker_backend.CODE_LABEL: code}, "Env": ["PATH=/bin", f"NEMO_GYM_COMMIT={commit}"]}
+    config = {"Labels": {container.CODE_LABEL: code}, "Env": ["PATH=/bin", f"NEMO_GYM_COMMIT={commit}"]}
     return {"Id": "sha256:1", "RepoTags": [], "Config": config}
 
 
@@ -216,11 +217,11 @@ def test_containers_that_ended_or_whose_folder_is_gone_are_left_over(tmp_path, e
     case = docker_case(tmp_path)
     (tmp_path / "run_dir").mkdir()
     for folder, status, left in (
-        (local.mark(case.settings), "running", False),
-        (local.mark(case.settings), "exited", True),
+        (processes.mark(case.settings), "running", False),
+        (processes.mark(case.settings), "exited", True),
         (f"{tmp_path}/gone", "running", True),
     ):
-        labels = {docker_backend.RUN_LABEL: folder}
+        labels = {container.RUN_LABEL: folder}
         engine.put("containers/json", [{"Id": "1"}])
         engine.put(
             "containers/1/json", {"Id": "1", "Name": "/old", "State": {"Status": status}, "Config": {"Labels": labels}}

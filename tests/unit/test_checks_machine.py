@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import docker_backend
 import gym_up
-import local
 from checks import machine
+from common.terminal import Failure
 from doctor_case import case_of, found, free_base, is_ok
-from terminal import Failure
+from servers import container, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "dirname", "sed", "awk", "df", "cat", "sha256sum", "readlink", "tail", "pwd", "env", "tr")
@@ -204,7 +203,7 @@ def listen():
 
     yield begin
     for process in started:
-        for child in [each for each in local.processes() if each.parent == process.pid]:
+        for child in [each for each in processes.processes() if each.parent == process.pid]:
             os.kill(child.pid, signal.SIGKILL)
         process.kill()
         process.wait()
@@ -242,18 +241,18 @@ def test_of_a_holder_the_program_is_shown_and_no_argument(tmp_path, base, listen
     finding = found(machine.ports, at(tmp_path, base), "fail")
     assert f"port {base} taken by process {process.pid} (a\ufffd\ufffdb))" in finding.what
     with pytest.raises(Failure) as refused:
-        local.check_ports([base], "GYM_BASE_PORT")
+        processes.check_ports([base], "GYM_BASE_PORT")
     assert f"process {process.pid} (a" in str(refused.value)
     assert "sk-4711" not in str(finding) + str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_e5_ports_that_our_own_servers_hold_are_fine(tmp_path, base, listen):
-    listen(base, **{local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"})
+    listen(base, **{processes.MARK: str(tmp_path / "run_dir"), processes.ROLE: "gym"})
     assert "held by this clone's servers" in found(machine.ports, at(tmp_path, base), "ok").what
 
 
 def test_e5_the_graph_of_another_clone_is_named_by_its_folder(tmp_path, base, listen):
-    listen(base, **{local.MARK: "/elsewhere/data/run"})
+    listen(base, **{processes.MARK: "/elsewhere/data/run"})
     finding = found(machine.ports, at(tmp_path, base), "fail")
     assert "the graph of /elsewhere/data/run" in finding.what and "make stop" in finding.cure
 
@@ -267,7 +266,7 @@ def test_e5_processes_of_one_graph_are_one_holder_though_one_lost_its_mark(tmp_p
         while socket.socket().connect_ex(("127.0.0.1", {base + 3})): time.sleep(0.05)
         print("up", flush=True); child.wait()
     """
-    listen(base, code=code, **{local.MARK: "/elsewhere/data/run"})
+    listen(base, code=code, **{processes.MARK: "/elsewhere/data/run"})
     assert f"ports {base}, {base + 3} taken" in found(machine.ports, at(tmp_path, base), "fail").what
 
 
@@ -292,7 +291,7 @@ def six(host, port, only=1):
     return made
 
 
-needs_ipv6 = pytest.mark.skipif(not local.is_here("::1"), reason="no IPv6 here")
+needs_ipv6 = pytest.mark.skipif(not processes.is_here("::1"), reason="no IPv6 here")
 
 
 @needs_ipv6
@@ -319,7 +318,7 @@ def test_e5_a_listener_of_both_families_is_in_the_way(tmp_path, base):
 
 
 def test_e5_a_stranger_beside_our_own_server_is_not_in_its_way(tmp_path, base, listen):
-    listen(base, **{local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"})
+    listen(base, **{processes.MARK: str(tmp_path / "run_dir"), processes.ROLE: "gym"})
     with socket.create_server(("127.0.0.2", base)):
         assert is_ok(machine.ports, at(tmp_path, base))
 
@@ -327,14 +326,14 @@ def test_e5_a_stranger_beside_our_own_server_is_not_in_its_way(tmp_path, base, l
 def test_e5_a_server_of_ours_that_starts_after_another_check_looked_is_ours(tmp_path, base, listen):
     case = at(tmp_path, base)
     assert case.ours == []
-    listen(base, **{local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"})
+    listen(base, **{processes.MARK: str(tmp_path / "run_dir"), processes.ROLE: "gym"})
     assert is_ok(machine.ports, case)
 
 
 @pytest.mark.parametrize("successor", [False, True])
 def test_e5_a_server_of_ours_that_ends_meanwhile_is_no_strangers(tmp_path, base, listen, monkeypatch, successor):
-    mark = {local.MARK: str(tmp_path / "run_dir"), local.ROLE: "gym"}
-    process, real = listen(base, **mark), local.ours
+    mark = {processes.MARK: str(tmp_path / "run_dir"), processes.ROLE: "gym"}
+    process, real = listen(base, **mark), processes.ours
 
     def ours_once_it_ended(*arguments):
         if process.poll() is not None:
@@ -346,7 +345,7 @@ def test_e5_a_server_of_ours_that_ends_meanwhile_is_no_strangers(tmp_path, base,
             listen(base, **mark)
         return found_then
 
-    monkeypatch.setattr(local, "ours", ours_once_it_ended)
+    monkeypatch.setattr(processes, "ours", ours_once_it_ended)
     assert is_ok(machine.ports, at(tmp_path, base))
     assert process.poll() is not None
 
@@ -354,7 +353,7 @@ def test_e5_a_server_of_ours_that_ends_meanwhile_is_no_strangers(tmp_path, base,
 def test_e5_ports_of_a_container_are_not_judged_without_the_package_that_asks_for_it(tmp_path, base, monkeypatch):
     case = at(tmp_path, base, GYM_BACKEND="docker")
     case.settings.RUN_DIR.mkdir()
-    docker_backend.note(case.settings).touch()
+    container.note(case.settings).touch()
     (tmp_path / "engine").touch()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
     monkeypatch.setitem(sys.modules, "docker", None)

@@ -8,13 +8,13 @@ from email.utils import formatdate
 import pytest
 
 import gym_up
-import local
-import settings as variables
 from checks import network
 from checks import variables as named
-from checks.case import Case, ask
+from checks.probe import Case, ask
+from common import settings as variables
+from common.terminal import Failure
 from doctor_case import NOWHERE, PROXY_PAGE, Pages, Silent, case_of, found, is_ok, outward_address, settings_of
-from terminal import Failure
+from servers import processes
 
 SECRET = "never-show-me-4711"
 
@@ -163,13 +163,13 @@ def test_an_outward_gym_host_needs_a_gateway_that_listens_there(tmp_path):
 
 
 def test_a_gym_host_elsewhere_must_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "is_here", lambda host: host != "127.0.0.2")
+    monkeypatch.setattr(processes, "is_here", lambda host: host != "127.0.0.2")
     with Pages({"/readyz": {"ready": True}}) as there:
         texts = {"GYM_BASE_PORT": there.port, "GYM_HOST": "127.0.0.2"}
         silent = found(network.gym_host, case_of(tmp_path, **texts), "fail")
         assert "nobody answers" in silent.what
         assert found(network.gym_host, case_of(tmp_path, "gym-up", **texts), "warn").cure.startswith("set GYM_HOST")
-        monkeypatch.setattr(local, "is_here", lambda host: False)
+        monkeypatch.setattr(processes, "is_here", lambda host: False)
         there_url = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", NEMO_GYM_URL=there.url)
         assert "another machine, which answers" in found(network.gym_host, there_url, "ok").what
 
@@ -276,8 +276,10 @@ def test_our_questions_see_no_proxy():
 
 
 def test_a_host_is_here_by_its_own_addresses():
-    assert local.is_here("localhost") and local.is_here("127.0.0.1")
-    assert not local.is_here(NOWHERE) and not local.is_here("nowhere.invalid") and not local.is_here("x" * 300)
+    assert processes.is_here("localhost") and processes.is_here("127.0.0.1")
+    assert (
+        not processes.is_here(NOWHERE) and not processes.is_here("nowhere.invalid") and not processes.is_here("x" * 300)
+    )
 
 
 def test_hosts_to_reach_past_proxies_are_each_named_once(tmp_path, monkeypatch):

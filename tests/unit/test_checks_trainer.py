@@ -9,12 +9,12 @@ import sys
 import pytest
 
 import doctor
-import local
-import settings as variables
 from checks import leftovers, trainer
+from common import settings as variables
+from common.settings import ROOT
 from doctor_case import PROXY_PAGE, Pages, case_of, found, is_ok
 from scripted_dashboard import ScriptedDashboard
-from settings import ROOT
+from servers import processes
 
 STANDIN = ROOT / "tests" / "train" / "standin"
 ROW = (
@@ -220,7 +220,7 @@ def sleeper():
 def test_processes_of_a_folder_that_is_gone_are_named(tmp_path, sleeper):
     case = case_of(tmp_path)
     assert f"{tmp_path}" not in str(found(leftovers.processes, case))
-    process = sleeper(**{local.MARK: f"{tmp_path}/gone"})
+    process = sleeper(**{processes.MARK: f"{tmp_path}/gone"})
     mine = [each for each in found(leftovers.processes, case) if f"{tmp_path}/gone" in each.what]
     assert mine[0].verdict == "warn" and mine[0].cure == f"kill {process.pid}"
 
@@ -234,9 +234,9 @@ def test_a_containers_processes_are_asked_for_the_folder_in_their_own_tree(tmp_p
 def test_servers_without_their_supervisor_are_named(tmp_path, sleeper):
     case = case_of(tmp_path)
     case.settings.RUN_DIR.mkdir()
-    sleeper(**{local.MARK: local.mark(case.settings), local.ROLE: "gym"})
+    sleeper(**{processes.MARK: processes.mark(case.settings), processes.ROLE: "gym"})
     assert any("without their supervisor" in each.what for each in found(leftovers.processes, case))
-    sleeper("supervise.py", **{local.MARK: local.mark(case.settings), local.ROLE: "gym"})
+    sleeper("supervise.py", **{processes.MARK: processes.mark(case.settings), processes.ROLE: "gym"})
     assert not any("without their supervisor" in each.what for each in found(leftovers.processes, case))
 
 
@@ -270,9 +270,9 @@ def test_r4_the_record_of_a_job_whose_cluster_is_gone_can_be_removed(tmp_path, a
 def test_a_record_of_sessions_and_probes_are_named(tmp_path):
     case = case_of(tmp_path)
     case.settings.RUN_DIR.mkdir()
-    (case.settings.RUN_DIR / local.SESSIONS).write_text("old\n")
+    (case.settings.RUN_DIR / processes.SESSIONS).write_text("old\n")
     assert found(leftovers.records, case, "warn").cure == "make stop"
-    (case.settings.RUN_DIR / local.SESSIONS).unlink()
+    (case.settings.RUN_DIR / processes.SESSIONS).unlink()
     (case.settings.RUN_DIR / ".probe-1").touch()
     assert found(leftovers.records, case, "warn").cure == f"rm {case.settings.RUN_DIR}/.probe-1"
 

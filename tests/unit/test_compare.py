@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-import comparison
 import eval as evaluation_stage
-import paired
-import settings
-from eval_dump import Evaluation
+from common import settings as common_settings
+from evaluation import comparison, significance
+from evaluation.eval_dump import Evaluation
 from local_hub import only_error, run_stage
 
 CONFIG = {
@@ -59,7 +58,7 @@ def results(tmp_path):
         folder.mkdir(parents=True)
         repeats = max(map(len, rewards.values()))
         settings = {"rows__count": len(rewards), "repeats": repeats, "model": name, "model_reported": f"{name}-v1"}
-        (folder / "config.json").write_text(json.dumps(config(**settings | changes)))
+        (folder / "config.json").write_text(json.dumps(config(**common_settings | changes)))
         samples = [
             sample(row, repeat, reward, category(row))
             for row, given in rewards.items()
@@ -92,7 +91,7 @@ def table(both, gained, lost, neither):
 
 def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path):
     source = lines(tmp_path / "rows.jsonl", [])
-    values = settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
+    values = common_settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
     facts = {name: CONFIG[name] for name in ("environment", "gateway")}
     real = evaluation_stage.configuration(values, 0, CONFIG["sampling"], facts, "m")
     assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()
@@ -123,7 +122,7 @@ def test_no_difference_shown_says_what_could_have_been(results, compare):
     base, candidate = table(10, 3, 2, 5)
     results("base", base), results("trained", candidate)
     done, found = compare("base", "trained")
-    low, high = paired.newcombe(10, 3, 2, 5)
+    low, high = significance.newcombe(10, 3, 2, 5)
     assert found["verdict"].startswith("No difference shown: +5.0 points")
     assert (
         f"these data would show one of about {280.16 / 1.96 * (high - low) / 2:.1f} points in 4 of 5 cases."
@@ -150,8 +149,8 @@ def test_repeats_are_compared_by_the_means_of_rows(results, compare):
     means = [sum(candidate[row]) / 4 - sum(base[row]) / 4 for row in range(24)]
     figures = found["figures"]
     assert figures["difference"] == pytest.approx(sum(means) / 24)
-    assert (figures["low"], figures["high"]) == paired.bootstrap(means)
-    assert figures["p"] == paired.sign_flips(means)
+    assert (figures["low"], figures["high"]) == significance.bootstrap(means)
+    assert figures["p"] == significance.sign_flips(means)
     assert (figures["rows"], figures["samples"]) == (24, 192)
     assert "seed 0" in done.stdout
 

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 from aiohttp import web
 
-from gateway import connections, surface
+from gateway import http1, routes
 from served import served
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -29,7 +29,7 @@ async def linger(request):
 
 
 async def take(request):
-    return connections.json_answer(len(await surface.read_body(request, LIMIT)))
+    return http1.json_answer(len(await routes.read_body(request, LIMIT)))
 
 
 async def fail(request):
@@ -38,8 +38,8 @@ async def fail(request):
 
 @pytest.fixture
 def port(monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.6)
-    application = surface.Application(
+    monkeypatch.setattr(http1, "HEAD_TIMEOUT_S", 0.6)
+    application = routes.Application(
         ("GET", "/", show), ("GET", "/slow", linger), ("POST", "/", take), ("GET", "/fault", fail)
     )
     with served(application) as port:
@@ -176,7 +176,7 @@ def test_a_body_without_a_length_is_refused_at_the_bound(connection):
 
 
 def test_a_body_that_drips_is_refused(connection, monkeypatch):
-    monkeypatch.setattr(surface, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(routes, "BODY_TIMEOUT_S", 0.3)
     connection.sendall(POST + b"Content-Length: 9\r\n\r\n1")
     assert_refused(connection.recv(65536), 408, "body_too_slow")
 

@@ -12,10 +12,10 @@ import pytest
 from docker.errors import APIError
 
 import build_image
-import docker_backend
 import gym_up
-import settings as variables
-from terminal import Failure
+from common import settings as variables
+from common.terminal import Failure
+from servers import container
 
 
 def load(**overrides):
@@ -49,7 +49,7 @@ def test_without_an_engine_auto_takes_local_and_says_why():
 
 
 def test_local_does_not_ask_for_an_engine(monkeypatch):
-    monkeypatch.setattr(docker_backend, "connect", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(container, "connect", lambda: pytest.fail("asked"))
     assert gym_up.choose_backend(load(GYM_BACKEND="local"))[0].name == "local"
 
 
@@ -58,7 +58,7 @@ def test_a_socket_nobody_listens_on_is_no_engine(monkeypatch, tmp_path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    assert "no Docker engine answers" in failure_of(docker_backend.connect)
+    assert "no Docker engine answers" in failure_of(container.connect)
 
 
 def test_permission_denied_names_the_group(monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def test_permission_denied_names_the_group(monkeypatch, tmp_path):
 
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}")
     monkeypatch.setattr(docker, "from_env", refuse)
-    assert "usermod -aG docker" in failure_of(docker_backend.connect)
+    assert "usermod -aG docker" in failure_of(container.connect)
 
 
 def test_the_stages_end_with_that_line_and_no_traceback(tmp_path):
@@ -93,9 +93,9 @@ def test_the_stages_end_with_that_line_and_no_traceback(tmp_path):
 @pytest.mark.usefixtures("no_engine")
 def test_a_stop_without_engine_passes_unless_a_container_was_started(tmp_path):
     settings = load(RUN_DIR=str(tmp_path))
-    assert docker_backend.end_containers(settings) == 0
-    docker_backend.note(settings).write_text("id")
-    assert "cannot be stopped: no Docker engine answers" in failure_of(docker_backend.end_containers, settings)
+    assert container.end_containers(settings) == 0
+    container.note(settings).write_text("id")
+    assert "cannot be stopped: no Docker engine answers" in failure_of(container.end_containers, settings)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_stop_without_engine_passes_unless_a_container_was_started(tmp_path):
     ],
 )
 def test_the_engines_words_become_one_line_with_a_cure(said, expected):
-    assert expected in docker_backend.explain(said)
+    assert expected in container.explain(said)
 
 
 def test_a_full_disk_ends_a_build_in_one_line_and_the_log(tmp_path):
@@ -160,31 +160,31 @@ def test_a_base_that_cannot_be_pulled_names_the_reason_and_the_cure():
 
 
 def test_names_split_at_the_tag_and_not_at_a_registrys_port():
-    assert docker_backend.split_name("relax-nemo-gym:a85670e") == ("relax-nemo-gym", "a85670e")
-    assert docker_backend.split_name("host:5000/base") == ("host:5000/base", "latest")
-    assert docker_backend.split_name("host:5000/base:1") == ("host:5000/base", "1")
+    assert container.split_name("relax-nemo-gym:a85670e") == ("relax-nemo-gym", "a85670e")
+    assert container.split_name("host:5000/base") == ("host:5000/base", "latest")
+    assert container.split_name("host:5000/base:1") == ("host:5000/base", "1")
 
 
 def test_host_paths_are_translated_below_the_clone_alone():
     root = variables.ROOT.resolve()
     inner = load(HOST_REPO_DIR="/srv/clone")
-    assert docker_backend.host_path(load(), root / "data") == str(root / "data")
-    assert docker_backend.host_path(inner, root / "data/run") == "/srv/clone/data/run"
-    assert "HOST_REPO_DIR" in failure_of(docker_backend.host_path, inner, Path("/elsewhere"))
+    assert container.host_path(load(), root / "data") == str(root / "data")
+    assert container.host_path(inner, root / "data/run") == "/srv/clone/data/run"
+    assert "HOST_REPO_DIR" in failure_of(container.host_path, inner, Path("/elsewhere"))
 
 
 def test_the_token_reaches_a_container_as_a_file_alone(tmp_path):
     settings = load(RUN_DIR=str(tmp_path), GATEWAY_TOKEN="never-show-me")
-    graph = docker_backend.DockerGraph(None, settings, None, gym_up.graph_variables(settings), None)
+    graph = container.DockerGraph(None, settings, None, gym_up.graph_variables(settings), None)
     given = graph.environment("f")
     assert "never-show-me" not in given.values()
     assert given["GATEWAY_TOKEN_FILE"] == "/state/gateway-token"
-    docker_backend.put_token(settings)
-    path = tmp_path / docker_backend.TOKEN
+    container.put_token(settings)
+    path = tmp_path / container.TOKEN
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("never-show-me", 0o600)
     graph.settings = load(RUN_DIR=str(tmp_path))
     assert graph.environment("f")["GATEWAY_TOKEN_FILE"] == ""
-    docker_backend.put_token(graph.settings)
+    container.put_token(graph.settings)
     assert not path.exists()
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 import doctor
-import hub
-import local
-import settings as variables
-from checks.case import Finding, fail, ok, warn
+from checks.probe import Finding, fail, ok, warn
+from common import settings as variables
+from common.terminal import Failure
 from doctor_case import NOWHERE, Silent, case_of, free_base
-from terminal import Failure
+from inputs import hub
+from servers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = "shows only while rollouts run"
@@ -300,12 +300,12 @@ def snapshot(*folders):
 def test_it_runs_on_a_bare_clone_with_a_broken_env_and_changes_nothing(clean, bare, tmp_path):
     (bare / ".env").write_text("GYM_BASE_PORT=abc\nnonsense\nLIMTI=3\n")
     (bare / ".env").chmod(0o600)
-    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in local.listening()}
+    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in processes.listening()}
     environment = {name: text for name, text in clean.items() if name not in ("GYM_BASE_PORT", "GYM_RAY_PORT")}
     status, answer = told(environment, clone=bare)
     assert snapshot(tmp_path) == before
-    assert not [p for p in local.processes() if str(bare) in p.command]
-    ours = {p for a, p, _ in local.listening()} - {p for _, p in listening}
+    assert not [p for p in processes.processes() if str(bare) in p.command]
+    ours = {p for a, p, _ in processes.listening()} - {p for _, p in listening}
     assert not ours & set(range(29000, 29200))
     lines = {(line["check"], line["verdict"]): line["what"] for line in answer["checks"]}
     assert status == 1 and ("variables", "fail") in lines
@@ -362,7 +362,7 @@ def test_a_uv_that_hangs_is_as_none(no_python, bare):
     (tools / "sleep").symlink_to(shutil.which("sleep"))
     program(tools / "uv", "sleep 600")
     assert run_doctor(environment, clone=bare).stderr.startswith("error: python: no Python 3.9 or later")
-    assert not [p for p in local.processes() if str(tools) in p.command]
+    assert not [p for p in processes.processes() if str(tools) in p.command]
 
 
 def test_what_a_check_started_ends_with_the_doctor(clean):
@@ -382,7 +382,7 @@ doctor.main()
     )
     pid, *lines = done.stdout.splitlines()
     assert "no answer within 2 s" in lines[0], done
-    assert not [p for p in local.processes() if int(pid) in (p.pid, p.parent) and p.state != "Z"]
+    assert not [p for p in processes.processes() if int(pid) in (p.pid, p.parent) and p.state != "Z"]
 
 
 def test_closed_streams_are_no_traceback(clean):

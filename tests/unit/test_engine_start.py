@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from settings import ROOT
+from common.settings import ROOT
 
 PROGRAMS = ("bash", "cat", "cut", "mkdir", "rm", "setsid", "sleep", "tail", "timeout")
 FAILING = "#!/bin/bash\necho Devices cgroup is not mounted\nexit 1\n"

@@ -18,7 +18,7 @@ from resources_servers.workplace_assistant import utils as patched
 
 import odd_actions
 import unpatched_environment
-from settings import ROOT
+from common.settings import ROOT
 
 SEQUENCES = int(os.environ.get("ENVIRONMENT_SEQUENCES", "2000"))
 TRACES = ROOT.parent / "shared" / "data"

@@ -13,10 +13,10 @@ import time
 import pytest
 
 import eval as stage
-import eval_files
-import settings as variables
-import terminal
-from eval_metrics import rate, wilson
+from common import settings as variables
+from common import terminal
+from evaluation import files
+from evaluation.metrics import rate, wilson
 from playing_gateway import PlayingGateway
 from scripted_endpoint import (
     REPORTED,
@@ -101,10 +101,10 @@ class Bench:
             return *self.run(endpoint, gateway, **changes), endpoint, gateway
 
     def result(self):
-        return eval_files.read_json(self.path / "result.json")
+        return files.read_json(self.path / "result.json")
 
     def samples(self):
-        return eval_files.read(self.path).samples
+        return files.read(self.path).samples
 
     def text(self):
         return "".join(file.read_text() for file in self.path.iterdir())
@@ -265,7 +265,7 @@ def test_sampling_reaches_the_endpoint_over_either_wire(bench):
         for body in endpoint.model_calls():
             assert (body["temperature"], body["top_p"], body[longest], body["top_k"]) == (0.25, 0.5, 77, 20)
             assert body["chat_template_kwargs"] == {"enable_thinking": False}
-    config = eval_files.read(bench.path.with_name("chat")).config
+    config = files.read(bench.path.with_name("chat")).config
     assert config["sampling"] == {
         "temperature": 0.25, "top_p": 0.5, "max_output_tokens": 77,
         "extra_body": {"top_k": 20, "chat_template_kwargs": {"enable_thinking": False}},
@@ -286,7 +286,7 @@ def test_what_the_endpoint_fails_for_good_is_no_zero_and_is_done_by_the_next_run
     monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
     broken = where(lambda asked: asked.index not in (3, 4), otherwise=lambda asked: Reply(status=503))
     status, said, endpoint, _ = bench.evaluate(broken, REPEATS="2", EVAL_TRIES="3")
-    found = eval_files.read(bench.path)
+    found = files.read(bench.path)
     assert status == 1 and len(found.samples) == 16 and len(found.failures) == 4
     result = bench.result()
     assert result["failures"] == 4 and result["metrics"]["pass_rate"]["value"] == 1.0
@@ -313,7 +313,7 @@ def test_what_the_endpoint_fails_for_good_is_no_zero_and_is_done_by_the_next_run
 )
 def test_an_end_without_a_reward_is_a_failure(bench, end, cause):
     status, said, *_ = bench.evaluate(right, fate=lambda number: end if number == 2 else None, EVAL_CONCURRENCY="1")
-    found = eval_files.read(bench.path)
+    found = files.read(bench.path)
     assert status == 1 and len(found.samples) == 9 and found.failures[0]["error"] == end["error"] and cause in said
 
 
@@ -331,7 +331,7 @@ def test_an_end_without_a_reward_is_a_failure(bench, end, cause):
 def test_a_failure_is_typed_by_what_the_endpoint_did(bench, reply, kind):
     broken = where(lambda asked: asked.index != 3, otherwise=lambda asked: reply)
     _, said, *_ = bench.evaluate(broken, EVAL_TRIES="1")
-    (failed,) = eval_files.read(bench.path).failures
+    (failed,) = files.read(bench.path).failures
     assert failed["error"]["type"] == f"endpoint_{kind}" and failed["error"]["code"] == "agent_error"
     assert f"without a reward: 1 samples: agent_error endpoint_{kind} " in said
 
@@ -342,7 +342,7 @@ def test_an_endpoint_that_goes_after_the_preflight_is_typed_unreachable(bench, m
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setattr(stage, "preflight", lambda settings, endpoint, task_rows: setattr(endpoint, "url", url))
         bench.evaluate(right, EVAL_TRIES="1", EVAL_CONCURRENCY="1")
-    errors = [item["error"] for item in eval_files.read(bench.path).failures]
+    errors = [item["error"] for item in files.read(bench.path).failures]
     assert errors and {error["type"] for error in errors} == {"endpoint_unreachable"}
     assert all(url in error["cause"] for error in errors)
 
@@ -389,7 +389,7 @@ def test_an_endpoint_that_is_gone_ends_it_early_and_the_next_run_does_the_rest(b
     monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
     gone = where(lambda asked: asked.number < 30, otherwise=lambda asked: Reply(status=503))
     status, said, _, gateway = bench.evaluate(gone, REPEATS="4", EVAL_CONCURRENCY="1")
-    found = eval_files.read(bench.path)
+    found = files.read(bench.path)
     assert (
         "5 samples in a row got no reward" in status and "503" in status and "the same command does the rest" in status
     )
@@ -518,7 +518,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_like_an_unbroken_run(ben
         assert status == 0 and len(gateway.payloads) - before == 40 - there
         again = bench.run(endpoint, gateway, REPEATS="4")
         assert again[0] == 0 and len(gateway.payloads) - before == 40 - there
-    unbroken = eval_files.read_json(bench.path.with_name("unbroken") / "result.json")
+    unbroken = files.read_json(bench.path.with_name("unbroken") / "result.json")
     assert without_times(bench.result()) == without_times(unbroken)
 
 

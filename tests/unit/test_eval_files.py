@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-import eval_dump
-import eval_files
-import rollout_dump
-import transcript
-from terminal import Failure
+from common.terminal import Failure
+from evaluation import eval_dump, files
+from policy import transcript
+from rollouts import dump
 
 CONFIG = {"format": 1, "rows": {"path": "a.jsonl", "sha256": "0" * 64, "count": 2}, "sampling": {"temperature": 1.0}}
 
@@ -30,7 +29,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def writer(path):
-    made = eval_files.Writer(path, CONFIG)
+    made = files.Writer(path, CONFIG)
     yield made
     made.close()
 
@@ -38,7 +37,7 @@ def writer(path):
 def test_samples_come_back_in_order_and_a_failure_gives_way_to_a_reward(path, writer):
     for item in (sample(1), failure(0, 1), failure(1, 1, seconds=1), failure(1, 1, seconds=2), sample(0, 1), sample(0)):
         writer.add(item)
-    found = eval_files.read(path)
+    found = files.read(path)
     assert found.config == CONFIG
     assert [(item["row"], item["repeat"]) for item in found.samples] == [(0, 0), (0, 1), (1, 0)]
     assert [item["seconds"] for item in found.failures] == [2]
@@ -50,22 +49,22 @@ def test_a_line_that_was_cut_off_is_dropped_and_written_over(path, writer, cut):
     for repeat in range(3):
         writer.add(sample(repeat=repeat))
     writer.close()
-    file = path / eval_files.ROLLOUTS
+    file = path / files.ROLLOUTS
     file.write_bytes(file.read_bytes()[:-cut])
-    assert [item["repeat"] for item in eval_files.read(path).samples] == [0, 1]
-    again = eval_files.Writer(path, CONFIG)
+    assert [item["repeat"] for item in files.read(path).samples] == [0, 1]
+    again = files.Writer(path, CONFIG)
     assert again.done == {(0, 0), (0, 1)}
     again.add(sample(repeat=2))
     again.close()
-    assert [item["repeat"] for item in eval_files.read(path).samples] == [0, 1, 2]
+    assert [item["repeat"] for item in files.read(path).samples] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"row": 1}', "\x00"])
 def test_any_other_broken_line_is_named(path, writer, text):
-    file = path / eval_files.ROLLOUTS
+    file = path / files.ROLLOUTS
     file.write_text(text + "\n" + json.dumps(sample()) + "\n")
     with pytest.raises(Failure, match=r"rollouts\.jsonl:1"):
-        eval_files.read(path)
+        files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -73,32 +72,32 @@ def test_any_other_broken_line_is_named(path, writer, text):
 )
 def test_a_line_with_a_field_of_another_kind_is_named(path, writer, odd):
     lines = [json.dumps(sample() | each) + "\n" for each in (odd, {})]
-    (path / eval_files.ROLLOUTS).write_text("".join(lines))
+    (path / files.ROLLOUTS).write_text("".join(lines))
     with pytest.raises(Failure, match="rollouts.jsonl:1: not a line of an evaluation"):
-        eval_files.read(path)
+        files.read(path)
 
 
 def test_only_one_process_writes(path, writer):
     with pytest.raises(Failure, match="another evaluation writes there"):
-        eval_files.Writer(path, CONFIG)
+        files.Writer(path, CONFIG)
     with pytest.raises(Failure, match="another evaluation writes there"):
-        eval_files.move_aside(path)
+        files.move_aside(path)
     writer.close()
-    moved = eval_files.move_aside(path)
-    assert not path.exists() and eval_files.read(moved).config == CONFIG
+    moved = files.move_aside(path)
+    assert not path.exists() and files.read(moved).config == CONFIG
 
 
 def test_a_changed_configuration_is_refused_by_field_and_values_and_a_moved_file_is_none(path, writer):
     writer.close()
     moved = CONFIG | {"rows": CONFIG["rows"] | {"path": "b.jsonl"}}
-    eval_files.Writer(path, moved).close()
+    files.Writer(path, moved).close()
     for changes, field, old, new in (
         ({"sampling": {"temperature": 0.5}}, "sampling.temperature", "1.0", "0.5"),
         ({"rows": CONFIG["rows"] | {"sha256": "1" * 64}}, "rows.sha256", '"0000', '"1111'),
         ({"wire": "chat"}, "wire", "null", '"chat"'),
     ):
         with pytest.raises(Failure, match=rf"begun with {field} = {old}.*now it is {new}.*FRESH=1"):
-            eval_files.Writer(path, CONFIG | changes)
+            files.Writer(path, CONFIG | changes)
 
 
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "failures.jsonl", "result.json"])
@@ -106,7 +105,7 @@ def test_files_without_their_configuration_are_refused(path, name):
     path.mkdir(parents=True)
     (path / name).touch()
     with pytest.raises(Failure, match=rf"{path}: holds {name} and no config\.json.*EVAL_NAME.*FRESH=1"):
-        eval_files.Writer(path, CONFIG)
+        files.Writer(path, CONFIG)
     assert not (path / "config.json").exists()
 
 
@@ -115,7 +114,7 @@ def test_a_result_is_written_whole_and_goes_when_samples_are_added(path, writer)
     assert (path / "result.json").read_text().index('"a"') < (path / "result.json").read_text().index('"b"')
     with pytest.raises(ValueError, match="JSON"):
         writer.finish({"metrics": float("nan")})
-    assert eval_files.read_json(path / "result.json") == {"metrics": {"b": 1, "a": 2}}
+    assert files.read_json(path / "result.json") == {"metrics": {"b": 1, "a": 2}}
     writer.reopen()
     assert sorted(file.name for file in path.iterdir()) == ["config.json", "failures.jsonl", "lock", "rollouts.jsonl"]
 
@@ -126,7 +125,7 @@ def test_a_result_is_written_whole_and_goes_when_samples_are_added(path, writer)
 def test_a_folder_that_is_none_of_ours_is_refused(path, writer, name, text):
     (path / name).unlink() if text is None else (path / name).write_text(text)
     with pytest.raises(Failure, match=r"config\.json"):
-        eval_files.read(path)
+        files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +137,14 @@ def test_a_folder_that_is_none_of_ours_is_refused(path, writer, name, text):
     ],
 )
 def test_a_folder_is_named_after_model_and_split(tmp_path, model, name):
-    assert eval_files.folder_name(model, "validation") == name
-    assert eval_files.folder(tmp_path, name) == tmp_path / "eval" / name
+    assert files.folder_name(model, "validation") == name
+    assert files.folder(tmp_path, name) == tmp_path / "eval" / name
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "a b"])
 def test_a_name_that_is_no_folders_is_refused(tmp_path, name):
     with pytest.raises(Failure, match="EVAL_NAME"):
-        eval_files.folder(tmp_path, name)
+        files.folder(tmp_path, name)
 
 
 # --- dumps ---------------------------------------------------------------------------------
@@ -162,11 +161,11 @@ ITEMS = [
 def record(index, **more):
     fields = {"rollout_id": 0, "sample_index": index, "status": "completed", "reward": 1.0, "agent_turns": 2}
     counts = {"prompt_token_count": 10, "response_token_count": 4, "total_token_count": 14}
-    return fields | counts | {"response": rollout_dump.transcript(ITEMS)} | more
+    return fields | counts | {"response": dump.transcript(ITEMS)} | more
 
 
 def test_a_dumps_text_gives_its_items_back():
-    assert transcript.items(rollout_dump.transcript(ITEMS)) == ITEMS
+    assert transcript.items(dump.transcript(ITEMS)) == ITEMS
     assert transcript.items("") == []
     assert transcript.items("<tool_call>\n{broken\n</tool_call>") == [
         {"type": "function_call", "name": "", "arguments": "{broken"}
@@ -182,7 +181,7 @@ def test_a_dump_is_read_in_the_shape_of_an_evaluation(tmp_path):
         record(3, row_id=8, reward=None, error="agent exited with 1", status="failed"),
     ]
     path.write_text("".join(json.dumps(item) + "\n" for item in records))
-    found = eval_files.read(path)
+    found = files.read(path)
     places = [(item["row"], item["row_id"], item["repeat"], item["reward"]) for item in found.samples]
     assert found.config is None and places == [(0, 7, 0, 0.0), (1, 8, 0, 1.0), (0, 7, 1, 1.0)]
     assert [(item["row"], item["repeat"], item["error"]["cause"]) for item in found.failures] == [
@@ -190,7 +189,7 @@ def test_a_dump_is_read_in_the_shape_of_an_evaluation(tmp_path):
     ]
     assert found.samples[0]["output"] == ITEMS and found.samples[2]["status"] == "truncated"
     assert found.samples[0]["usage"] == {"input_tokens": 10, "output_tokens": 4}
-    assert found.samples[0].keys() >= eval_files.SAMPLE_KEYS and found.failures[0].keys() >= eval_files.FAILURE_KEYS
+    assert found.samples[0].keys() >= files.SAMPLE_KEYS and found.failures[0].keys() >= files.FAILURE_KEYS
 
 
 def test_a_dump_that_names_no_row_has_a_row_for_each_sample_or_each_group():

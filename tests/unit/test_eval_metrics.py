@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-import eval_metrics
-from eval_metrics import by_k, design_effect, pass_all, pass_at, per_row, rate, wilson
+from evaluation import metrics
+from evaluation.metrics import by_k, design_effect, pass_all, pass_at, per_row, rate, wilson
 
 Z = 1.959963984540054
 
@@ -184,13 +184,13 @@ def sample(row=0, repeat=0, reward=1.0, output=(), **more):
     ],
 )  # fmt: skip
 def test_what_a_policy_did_is_counted(items, counted):
-    none = dict.fromkeys(eval_metrics.COUNTED, 0)
-    found = eval_metrics.behaviour(sample(output=items), eval_metrics.required_arguments(TOOLS))
+    none = dict.fromkeys(metrics.COUNTED, 0)
+    found = metrics.behaviour(sample(output=items), metrics.required_arguments(TOOLS))
     assert found == none | counted
 
 
 def test_the_summary_holds_all_of_it_and_each_row_once():
-    found = eval_metrics.summary(
+    found = metrics.summary(
         [
             sample(0, 0, 1.0, usage={"input_tokens": 5, "output_tokens": 2}, metrics={"model_calls": 3}),
             sample(0, 1, 0.0, status="truncated", error={"code": "response_incomplete", "type": "max_output_tokens"}),
@@ -211,6 +211,6 @@ def test_the_summary_holds_all_of_it_and_each_row_once():
 
 
 def test_nothing_at_all_is_no_rate_of_zero():
-    found = eval_metrics.summary([], 4, lambda index: [])
+    found = metrics.summary([], 4, lambda index: [])
     assert found["pass_rate"] is None and found["mean_reward"] is None and found["tokens"] is None
     assert found["pass_at"] == {} and found["categories"] == {} and per_row([]) == []

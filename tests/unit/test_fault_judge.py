@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-import fault_table
-import readme_parts
-from fault_judge import OVERHEAD_S, broken_rules, counted, last_words
-from fault_load import Evidence
-from fault_matrix import FAULTS
-from settings import ROOT
-from terminal import Failure
+from common import git
+from common.settings import ROOT
+from common.terminal import Failure
+from proofs import fault_table
+from proofs.fault_judge import OVERHEAD_S, broken_rules, counted, last_words
+from proofs.fault_load import Evidence
+from proofs.fault_matrix import FAULTS
 
 REWARDED = {"status": "completed", "reward": 1.0, "error": None}
 ZERO = REWARDED | {"reward": 0.0}
@@ -116,7 +116,7 @@ def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_tol
 
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- faults: written by `x` -->\nold\n<!-- /faults -->\nafter\n")
-    monkeypatch.setattr(readme_parts, "README", readme)
+    monkeypatch.setattr(git, "README", readme)
     lines = {name: line(name) for name in FAULTS}
 
     def write(lines):
@@ -136,7 +136,7 @@ def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_tol
 
 
 def test_the_readmes_table_has_every_fault_with_a_date_and_a_commit_of_this_history():
-    table = readme_parts.part((ROOT / "README.md").read_text(), "faults")[1]
+    table = git.part((ROOT / "README.md").read_text(), "faults")[1]
     rows = table.removeprefix(fault_table.HEADER).splitlines()
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [fault.what for fault in FAULTS.values()]
     for row in rows:

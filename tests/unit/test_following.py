@@ -6,9 +6,8 @@ import threading
 import pytest
 from aiohttp import web
 
-import ray_follow
-import ray_jobs
-from log_tail import LogTail
+from cluster import follow, jobs
+from cluster.log_tail import LogTail
 from scripted_dashboard import ScriptedDashboard
 
 
@@ -66,7 +65,7 @@ def server():
 
 
 def reader_of(server, shown):
-    return ray_follow.LogReader(ray_jobs.Job(ray_jobs.Dashboard(server.url), None, "a"), shown.append)
+    return follow.LogReader(jobs.Job(jobs.Dashboard(server.url), None, "a"), shown.append)
 
 
 def read_until(reader, shown, text, tries=500):
@@ -96,7 +95,7 @@ def test_a_log_comes_by_the_tail_in_whole_lines_each_once(server):
 
 
 def test_a_tail_that_says_nothing_is_not_trusted_for_long(server, monkeypatch):
-    monkeypatch.setattr(ray_follow, "QUIET_S", 0.05)
+    monkeypatch.setattr(follow, "QUIET_S", 0.05)
     shown = []
     reader = reader_of(server, shown)
     server.sent = ["one\n"]
@@ -121,13 +120,13 @@ def test_where_there_is_no_tail_none_is_given(url, server):
 
 @pytest.fixture
 def dashboard(monkeypatch):
-    monkeypatch.setattr(ray_jobs, "POLL_S", 0.02)
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
     with ScriptedDashboard() as server:
         yield server
 
 
 def opened(dashboard, tmp_path, status="RUNNING"):
-    job = ray_jobs.open_job(tmp_path, ray_jobs.Dashboard(dashboard.url), "train")
+    job = jobs.open_job(tmp_path, jobs.Dashboard(dashboard.url), "train")
     job.submitted = True
     dashboard.jobs[job.id] = {"submission_id": job.id, "status": status}
     return job
@@ -141,7 +140,7 @@ def followed(job, told, then=lambda: None, **options):
         if len(told) == 1:
             then()
 
-    return ray_follow.follow(job, 60, 1, lambda text: None, tell, **options)
+    return follow.follow(job, 60, 1, lambda text: None, tell, **options)
 
 
 def test_an_outage_of_the_dashboard_is_waited_for(dashboard, tmp_path):
@@ -159,10 +158,10 @@ def test_an_outage_of_the_dashboard_is_waited_for(dashboard, tmp_path):
 def test_a_dashboard_that_stays_silent_is_given_up_and_the_job_stays_on_file(dashboard, tmp_path):
     job = opened(dashboard, tmp_path)
     dashboard.down = True
-    with pytest.raises(ray_jobs.Failure, match=f"for 0.1 s; job {job.id} may still run: make stop ends it"):
+    with pytest.raises(jobs.Failure, match=f"for 0.1 s; job {job.id} may still run: make stop ends it"):
         followed(job, [], silence_s=0.1)
     job.close()
-    assert [each.id for each in ray_jobs.open_jobs(tmp_path)] == [job.id]
+    assert [each.id for each in jobs.open_jobs(tmp_path)] == [job.id]
 
 
 def test_a_job_is_gone_only_if_ray_goes_on_not_to_know_it(dashboard, tmp_path, monkeypatch):
@@ -170,9 +169,9 @@ def test_a_job_is_gone_only_if_ray_goes_on_not_to_know_it(dashboard, tmp_path, m
     back = {job.id: dashboard.jobs.pop(job.id) | {"status": "FAILED"}}
     assert followed(job, told, lambda: dashboard.jobs.update(back))["status"] == "FAILED"
     assert told == ["gone", "FAILED"]
-    monkeypatch.setattr(ray_follow, "GONE_S", 0.1)
+    monkeypatch.setattr(follow, "GONE_S", 0.1)
     del dashboard.jobs[job.id]
-    with pytest.raises(ray_jobs.Failure, match=f"Ray no longer knows job {job.id}; was its cluster restarted?"):
+    with pytest.raises(jobs.Failure, match=f"Ray no longer knows job {job.id}; was its cluster restarted?"):
         followed(job, told)
 
 
@@ -182,9 +181,7 @@ def test_a_stop_rides_out_a_short_outage_and_names_the_job_after_a_long_one(dash
     threading.Timer(0.3, setattr, [dashboard, "down", False]).start()
     job.stop_and_tell()
     assert capsys.readouterr().out == f"interrupted; job {job.id} is STOPPED\n"
-    monkeypatch.setattr(ray_jobs, "STOP_SILENCE_S", 0.1)
+    monkeypatch.setattr(jobs, "STOP_SILENCE_S", 0.1)
     dashboard.down = True
-    with pytest.raises(
-        ray_jobs.Failure, match=f"interrupted, and job {job.id} may still run: .*; make stop tries again"
-    ):
+    with pytest.raises(jobs.Failure, match=f"interrupted, and job {job.id} may still run: .*; make stop tries again"):
         job.stop_and_tell()

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gateway import page, recent, surface
+from gateway import page, recent
+from gateway import routes as surface
 from gateway.metrics import Metrics
 from gateway.trial import Fault, Outcome, Status, failed
 from served import served

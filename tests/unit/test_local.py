@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import local
-from terminal import Failure
+from common.terminal import Failure
+from servers import processes
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(120)"]
 
@@ -41,7 +41,7 @@ def start(tmp_path):
     def begin(command, environment=None):
         log = tmp_path / f"{len(started)}.log"
         if environment:
-            started.append(local.spawn(command, log, environment, tmp_path))
+            started.append(processes.spawn(command, log, environment, tmp_path))
         else:  # somebody else's
             with log.open("wb") as output:
                 started.append(subprocess.Popen(command, stdout=output, start_new_session=True))
@@ -66,19 +66,19 @@ def python(code):
 
 
 def test_a_marked_process_is_ours_by_its_run_folder_and_role(run, start, tmp_path):
-    gym, _ = start(SLEEP, local.environment(run, "gym"))
-    rehearsal, _ = start(SLEEP, local.environment(run, "rehearsal"))
-    other, _ = start(SLEEP, local.environment(SimpleNamespace(RUN_DIR=tmp_path / "another"), "gym"))
+    gym, _ = start(SLEEP, processes.environment(run, "gym"))
+    rehearsal, _ = start(SLEEP, processes.environment(run, "rehearsal"))
+    other, _ = start(SLEEP, processes.environment(SimpleNamespace(RUN_DIR=tmp_path / "another"), "gym"))
     nobodys, _ = start(SLEEP)
-    assert pids(local.ours(run)) == {gym.pid, rehearsal.pid}
-    assert pids(local.ours(run, "gym")) == {gym.pid}
-    assert not {other.pid, nobodys.pid} & pids(local.ours(run))
+    assert pids(processes.ours(run)) == {gym.pid, rehearsal.pid}
+    assert pids(processes.ours(run, "gym")) == {gym.pid}
+    assert not {other.pid, nobodys.pid} & pids(processes.ours(run))
 
 
 def test_the_mark_is_the_folder_whatever_way_it_is_written(run, start, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
-    process, _ = start(SLEEP, local.environment(run, "gym"))
-    assert pids(local.ours(SimpleNamespace(RUN_DIR=tmp_path / "link" / "run"))) == {process.pid}
+    process, _ = start(SLEEP, processes.environment(run, "gym"))
+    assert pids(processes.ours(SimpleNamespace(RUN_DIR=tmp_path / "link" / "run"))) == {process.pid}
 
 
 def test_a_session_we_started_is_ours_though_its_leader_is_gone(run, start, tmp_path):
@@ -89,17 +89,17 @@ def test_a_session_we_started_is_ours_though_its_leader_is_gone(run, start, tmp_
         print(process.pid, flush=True)
         os._exit(0)
     """
-    leader, [orphan] = start(python(code), local.environment(run, "gym"))
+    leader, [orphan] = start(python(code), processes.environment(run, "gym"))
     leader.wait()
-    assert pids(local.ours(run, "gym")) == {int(orphan)} and not local.ours(run, "rehearsal")
-    local.end(local.ours(run), grace_s=2)
-    assert not local.ours(run)
+    assert pids(processes.ours(run, "gym")) == {int(orphan)} and not processes.ours(run, "rehearsal")
+    processes.end(processes.ours(run), grace_s=2)
+    assert not processes.ours(run)
 
 
 def test_a_session_with_the_number_of_an_ended_one_of_ours_is_not_ours(run, start):
     nobodys, _ = start(SLEEP)
-    (run.RUN_DIR / local.SESSIONS).write_text(f"{nobodys.pid} {local.Process(nobodys.pid).start - 1} gym\n")
-    assert not local.ours(run)
+    (run.RUN_DIR / processes.SESSIONS).write_text(f"{nobodys.pid} {processes.Process(nobodys.pid).start - 1} gym\n")
+    assert not processes.ours(run)
 
 
 def test_descendants_are_ours_though_they_lost_the_mark(run, start):
@@ -110,21 +110,21 @@ def test_descendants_are_ours_though_they_lost_the_mark(run, start):
         child += "print(os.getpid(), p.pid, flush=True); p.wait()"
         subprocess.Popen([sys.executable, "-c", child], env={}, start_new_session=True).wait()
     """
-    process, said = start(python(code), local.environment(run, "gym"))
+    process, said = start(python(code), processes.environment(run, "gym"))
     family = {process.pid, *map(int, said)}
-    assert pids(local.ours(run, "gym")) == family
-    local.end(local.ours(run), grace_s=2)
-    assert not local.ours(run)
+    assert pids(processes.ours(run, "gym")) == family
+    processes.end(processes.ours(run), grace_s=2)
+    assert not processes.ours(run)
 
 
 def test_who_asks_is_not_among_those_found(run, start):
     code = f"""
         import sys
-        sys.path.insert(0, {str(Path(local.__file__).parent)!r})
+        sys.path.insert(0, {str(Path(processes.__file__).parent)!r})
         import local, pathlib, types
         print(len(local.ours(types.SimpleNamespace(RUN_DIR=pathlib.Path({str(run.RUN_DIR)!r})))), flush=True)
     """
-    _, said = start(python(code), local.environment(run, "gym"))
+    _, said = start(python(code), processes.environment(run, "gym"))
     assert said == ["0"]
 
 
@@ -132,13 +132,13 @@ def test_processes_of_ours_see_no_proxy_and_no_other_cluster(run, monkeypatch):
     for name in ("http_proxy", "HTTPS_PROXY", "All_Proxy", "no_proxy", "RAY_ADDRESS", "MAKEFLAGS"):
         monkeypatch.setenv(name, "set-by-this-test")
     monkeypatch.setenv("KEPT", "yes")
-    made = local.environment(run, "gym")
+    made = processes.environment(run, "gym")
     assert not [name for name, value in made.items() if value == "set-by-this-test"]
-    assert made["KEPT"] == "yes" and made[local.MARK] == str(run.RUN_DIR) and made[local.ROLE] == "gym"
+    assert made["KEPT"] == "yes" and made[processes.MARK] == str(run.RUN_DIR) and made[processes.ROLE] == "gym"
 
 
 def test_a_process_of_ours_has_a_session_of_its_own_and_a_log(run, start):
-    process, said = start(SLEEP, local.environment(run, "gym"))
+    process, said = start(SLEEP, processes.environment(run, "gym"))
     assert os.getsid(process.pid) == process.pid != os.getsid(0)
     assert said == ["up"]
 
@@ -157,8 +157,8 @@ def test_end_asks_first_and_waits(run, start, tmp_path):
         print("up", flush=True)
         time.sleep(120)
     """
-    process, _ = start(python(code), local.environment(run, "gym"))
-    local.end(local.ours(run))
+    process, _ = start(python(code), processes.environment(run, "gym"))
+    processes.end(processes.ours(run))
     assert (tmp_path / "cleaned").exists() and process.wait() == 0
 
 
@@ -166,33 +166,33 @@ def test_end_kills_who_does_not_listen(run, start):
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(120)"
     )
-    process, _ = start(python(code), local.environment(run, "gym"))
-    local.end(local.ours(run), grace_s=0.2)
-    assert process.wait() == -signal.SIGKILL and not local.ours(run)
+    process, _ = start(python(code), processes.environment(run, "gym"))
+    processes.end(processes.ours(run), grace_s=0.2)
+    assert process.wait() == -signal.SIGKILL and not processes.ours(run)
 
 
 def test_end_leaves_a_process_alone_that_only_has_the_pid(run, start):
-    process, _ = start(SLEEP, local.environment(run, "gym"))
-    [found] = local.ours(run)
+    process, _ = start(SLEEP, processes.environment(run, "gym"))
+    [found] = processes.ours(run)
     found.start -= 1  # as if an earlier process had had this pid
-    local.end([found], grace_s=0.1)
+    processes.end([found], grace_s=0.1)
     assert process.poll() is None
 
 
 def test_end_of_what_is_gone_or_a_zombie_is_no_fault(run, start):
-    local.end([])
-    process, _ = start(SLEEP, local.environment(run, "gym"))
-    found = local.ours(run)
+    processes.end([])
+    process, _ = start(SLEEP, processes.environment(run, "gym"))
+    found = processes.ours(run)
     process.kill()
     until(lambda: not found[0].alive())
-    local.end(found)
-    assert not local.ours(run), "a zombie is not among ours"
+    processes.end(found)
+    assert not processes.ours(run), "a zombie is not among ours"
     process.wait()
-    local.end(found)
+    processes.end(found)
 
 
 def test_one_that_survives_is_named(monkeypatch):
-    class Stuck(local.Process):
+    class Stuck(processes.Process):
         pid, program, command = 4_000_000, "stuck", "stuck --in=disk"
 
         def __init__(self):
@@ -203,9 +203,9 @@ def test_one_that_survives_is_named(monkeypatch):
 
     stuck = Stuck()
     moments = iter(range(0, 10_000, 5))
-    monkeypatch.setattr(local.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(processes.time, "monotonic", lambda: next(moments))
     with pytest.raises(Failure, match=r"process 4000000 \(stuck\) does not end$"):
-        local.end([stuck])
+        processes.end([stuck])
 
 
 # --- ports ---------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_one_that_survives_is_named(monkeypatch):
 def port():
     """A port outside the kernel's range that nobody listens on."""
     low, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    taken = {number for _, number, _ in local.listening()}
+    taken = {number for _, number, _ in processes.listening()}
     return next(number for number in range(min(low, 27_999) - 1, 1024, -1) if number not in taken)
 
 
@@ -229,7 +229,7 @@ def listen(host, number):
 
 def test_free_ports_pass_and_are_free_afterwards(port):
     for _ in range(2):
-        local.check_ports([port], "GYM_BASE_PORT")
+        processes.check_ports([port], "GYM_BASE_PORT")
     with listen("127.0.0.1", port):
         pass
 
@@ -244,36 +244,36 @@ def test_a_taken_port_is_refused_with_its_holder(start, port, host):
     """
     process, _ = start(python(code))
     with pytest.raises(Failure) as refused:
-        local.check_ports([port], "GYM_BASE_PORT")
+        processes.check_ports([port], "GYM_BASE_PORT")
     message = str(refused.value)
     assert f"port {port} (from GYM_BASE_PORT) is taken by process {process.pid} (" in message
-    assert message.endswith("or set GYM_BASE_PORT") and local.holder(port).startswith(f"process {process.pid}")
+    assert message.endswith("or set GYM_BASE_PORT") and processes.holder(port).startswith(f"process {process.pid}")
 
 
 def test_a_file_that_is_closed_meanwhile_hides_no_socket(port, monkeypatch):
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: ["99999", *real(folder)])
     with listen("127.0.0.1", port) as server:
-        assert str(os.fstat(server.fileno()).st_ino) in local.sockets_of(local.Process(os.getpid()))
+        assert str(os.fstat(server.fileno()).st_ino) in processes.sockets_of(processes.Process(os.getpid()))
 
 
 def test_a_port_that_the_kernel_hands_out_is_refused():
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for number in (low, high):
         with pytest.raises(Failure, match=rf"port {number} \(from GYM_RAY_PORT\) lies in the range {low}..{high}"):
-            local.check_ports([number], "GYM_RAY_PORT")
+            processes.check_ports([number], "GYM_RAY_PORT")
 
 
 def test_an_address_of_another_machine_is_refused(port):
     with pytest.raises(Failure, match="192.0.2.1 is no address of this machine; set GYM_BIND_HOST"):
-        local.check_ports([port], "GYM_BASE_PORT", "192.0.2.1")
+        processes.check_ports([port], "GYM_BASE_PORT", "192.0.2.1")
 
 
 def test_a_port_that_was_just_left_is_free(port):
     """Connections of an ended server linger for a minute; they take nobody's port."""
     with listen("127.0.0.1", port) as server, socket.create_connection(("127.0.0.1", port)):
         server.accept()[0].close()
-    local.check_ports([port], "GYM_BASE_PORT")
+    processes.check_ports([port], "GYM_BASE_PORT")
 
 
 def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
@@ -291,12 +291,12 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     """
     process, said = start(python(code))
     ports = dict(zip(hosts, map(int, said), strict=False))
-    group = [local.Process(process.pid)]
+    group = [processes.Process(process.pid)]
     exposed = {(host, ports[host]) for host in hosts if host in ("0.0.0.0", "::")}
-    assert set(local.beyond_loopback(group)) == exposed
-    assert local.beyond_loopback(group, allowed=set(ports.values())) == []
-    assert local.beyond_loopback([]) == []
-    assert {(address, number) for address, number, _ in local.listening()} >= set(ports.items())
+    assert set(processes.beyond_loopback(group)) == exposed
+    assert processes.beyond_loopback(group, allowed=set(ports.values())) == []
+    assert processes.beyond_loopback([]) == []
+    assert {(address, number) for address, number, _ in processes.listening()} >= set(ports.items())
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     ],
 )  # fmt: skip
 def test_an_address_that_only_begins_like_loopback_is_not(monkeypatch, address, reachable):
-    monkeypatch.setattr(local, "listening", lambda: [(address, 80, "7")])
-    monkeypatch.setattr(local, "sockets_of", lambda process: {"7"})
-    assert local.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
+    monkeypatch.setattr(processes, "listening", lambda: [(address, 80, "7")])
+    monkeypatch.setattr(processes, "sockets_of", lambda process: {"7"})
+    assert processes.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
 
 
 def _ipv6():
@@ -326,28 +326,28 @@ def _ipv6():
 
 def test_get_asks_no_proxy_and_says_why_nobody_answered(port, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    status, reason = local.get(f"http://127.0.0.1:{port}/", 2)
+    status, reason = processes.get(f"http://127.0.0.1:{port}/", 2)
     assert status == 0 and b"refused" in reason
 
 
 def test_get_of_what_speaks_no_http_is_no_answer():
     with socket.create_server(("127.0.0.1", 0)) as odd:
         threading.Thread(target=lambda: odd.accept()[0].sendall(b"garbage\r\n\r\n"), daemon=True).start()
-        status, reason = local.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
+        status, reason = processes.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
     assert status == 0 and b"BadStatusLine" in reason
 
 
 def test_the_end_of_a_log_is_short_and_indented(tmp_path):
     log = tmp_path / "a.log"
-    assert local.tail(log) == f"    (no {log})"
+    assert processes.tail(log) == f"    (no {log})"
     log.write_bytes(b"\xff" + b"x" * 50_000 + b"\n" + b"\n".join(b"line %d" % n for n in range(100)))
-    assert local.tail(log, 3) == "    line 97\n    line 98\n    line 99"
-    assert len(local.tail(log, 1000)) < 40_000
+    assert processes.tail(log, 3) == "    line 97\n    line 98\n    line 99"
+    assert len(processes.tail(log, 1000)) < 40_000
 
 
 def test_both_rays_and_the_graph_share_no_port_of_one_block():
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=Path("/nonexistent"))
-    gym, rehearsal = local.PrivateRay(made, "gym"), local.PrivateRay(made, "rehearsal")
+    gym, rehearsal = processes.PrivateRay(made, "gym"), processes.PrivateRay(made, "rehearsal")
     assert gym.address == "127.0.0.1:6382" and rehearsal.address == "127.0.0.1:29100"
     assert rehearsal.dashboard_url == "http://127.0.0.1:29101"
     for ray in (gym, rehearsal):
@@ -359,9 +359,9 @@ def test_both_rays_and_the_graph_share_no_port_of_one_block():
 
 def test_a_ray_keeps_its_temporary_folder_until_it_is_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(local.tempfile, "tempdir", None)
+    monkeypatch.setattr(processes.tempfile, "tempdir", None)
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=tmp_path / "run")
-    ray = local.PrivateRay(made, "gym")
+    ray = processes.PrivateRay(made, "gym")
     command = ray.command()
     assert command == ray.command()
     [folder] = [option.removeprefix("--temp-dir=") for option in command if option.startswith("--temp-dir=")]
@@ -373,7 +373,7 @@ def test_a_ray_keeps_its_temporary_folder_until_it_is_cleared(tmp_path, monkeypa
 
 def test_stopping_what_does_not_run_is_no_fault(run):
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=run.RUN_DIR)
-    assert local.PrivateRay(made, "gym").stop() == 0
+    assert processes.PrivateRay(made, "gym").stop() == 0
 
 
 def test_a_recorded_session_of_another_boot_is_nobodys(run):
@@ -381,8 +381,8 @@ def test_a_recorded_session_of_another_boot_is_nobodys(run):
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         for line in (f"other-boot {stranger.pid} 1 gym", f"{stranger.pid} 1 gym", "torn li"):
-            (run.RUN_DIR / local.SESSIONS).write_text(line + "\n")
-            assert local.ours(run) == []
+            (run.RUN_DIR / processes.SESSIONS).write_text(line + "\n")
+            assert processes.ours(run) == []
     finally:
         stranger.kill()
         stranger.wait()
@@ -392,12 +392,12 @@ def test_a_session_is_ours_only_with_members_younger_than_its_leader(run):
     run.RUN_DIR.mkdir()
     member = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
-        later = local.Process(member.pid).start + 1
-        record = run.RUN_DIR / local.SESSIONS
-        record.write_text(f"{local.boot_id()} {member.pid} {later} gym\n")
-        assert local.ours(run) == []
-        record.write_text(f"{local.boot_id()} {member.pid} {later - 1} gym\n")
-        assert [process.pid for process in local.ours(run)] == [member.pid]
+        later = processes.Process(member.pid).start + 1
+        record = run.RUN_DIR / processes.SESSIONS
+        record.write_text(f"{processes.boot_id()} {member.pid} {later} gym\n")
+        assert processes.ours(run) == []
+        record.write_text(f"{processes.boot_id()} {member.pid} {later - 1} gym\n")
+        assert [process.pid for process in processes.ours(run)] == [member.pid]
     finally:
         member.kill()
         member.wait()
@@ -405,9 +405,9 @@ def test_a_session_is_ours_only_with_members_younger_than_its_leader(run):
 
 def test_the_record_of_sessions_goes_with_the_last_process(run):
     run.RUN_DIR.mkdir()
-    (run.RUN_DIR / local.SESSIONS).write_text("old\n")
-    local.forget_sessions(run)
-    assert not (run.RUN_DIR / local.SESSIONS).exists()
+    (run.RUN_DIR / processes.SESSIONS).write_text("old\n")
+    processes.forget_sessions(run)
+    assert not (run.RUN_DIR / processes.SESSIONS).exists()
 
 
 def test_as_many_files_may_be_open_as_the_machine_allows():
@@ -420,5 +420,5 @@ def test_as_many_files_may_be_open_as_the_machine_allows():
         local.allow_many_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, local.FILES_WANTED), hard)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(Path(local.__file__).parent)]
+    command = [sys.executable, "-c", textwrap.dedent(program), str(Path(processes.__file__).parent)]
     subprocess.run(command, check=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nemo_gym.openai_utils import NeMoGymResponse
 
 from gateway.model_calls import EndpointFault, ModelCalls, TooManyCalls, complete, outgoing
-from gateway.protocol import ROLLOUT_KEY, Endpoint
+from gateway.payload import ROLLOUT_KEY, Endpoint
 
 SECRET = "bearer-that-nobody-may-see"
 MESSAGE = {"type": "message", "role": "assistant", "status": "completed", "content": []}

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
-import model_wire
-from model_api import ModelError
-from model_wire import Endpoint, insist, retry_after
+from policy import endpoint as model_wire
+from policy.endpoint import Endpoint, insist, retry_after
+from policy.model_api import ModelError
 from scripted_endpoint import REPORTED, Reply, ScriptedEndpoint
 
 KEY = "never-show-me-key"

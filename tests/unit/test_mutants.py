@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_matrix import FAULTS
+from proofs.fault_matrix import FAULTS
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import model_api
-import node_check
+from policy import model_api
 from scripted_gateway import ScriptedGateway, fault, snapshot
+from training import node_check
 
 ROW = {
     "id": 1,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import gym_up
-import settings as variables
-import supervise
+from common import settings as variables
 from gateway.app import graph_urls
 from gateway.environment import Environment, Pair, for_agent
-from gateway.protocol import ROLLOUT_KEY
+from gateway.payload import ROLLOUT_KEY
+from servers import supervise
 
 
 def load(**changes):

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 import prepare_data
-import row_facts
-import rows
+from common.terminal import Failure
+from inputs import row_facts, rows
 from local_hub import SCRIPTS, Hub, only_error, run_stage
-from terminal import Failure
 
 REPO = "nvidia/Nemotron-RL-agent-workplace_assistant"
 EXAMPLE = Path(

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 
-import rows
-from gateway.protocol import PROTOCOL, ROLLOUT_KEY, ApiError, Registry, parse_json
+from gateway.payload import PROTOCOL, ROLLOUT_KEY, ApiError, Registry, parse_json
+from inputs import rows
 
 EXAMPLE = Path(
     metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import ray_container
-import settings as variables
+from common import settings as variables
+from training import container
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -20,7 +20,7 @@ def loaded(**environment):
 
 
 def test_the_container_is_as_the_recipe_has_it():
-    made = ray_container.creation(loaded(), "all GPUs")
+    made = container.creation(loaded(), "all GPUs")
     assert made["name"] == "relax-train" and made["image"] == "ghcr.io/redai-studio/relaxrl:latest"
     assert made["network_mode"] == "host" and made["shm_size"] == "128g" and made["device_requests"] == ["all GPUs"]
     # Each folder at its own path, those within another not twice.
@@ -29,22 +29,22 @@ def test_the_container_is_as_the_recipe_has_it():
 
 
 def test_ray_starts_with_eight_gpus_on_the_address_given():
-    assert ray_container.ray_start(loaded(RELAX_HOST="10.0.0.5")) == [
+    assert container.ray_start(loaded(RELAX_HOST="10.0.0.5")) == [
         "ray", "start", "--head", "--node-ip-address=10.0.0.5", "--port=6379", "--dashboard-host=10.0.0.5",
         "--dashboard-port=8265", "--num-gpus=8", "--disable-usage-stats",
     ]  # fmt: skip
 
 
 def test_a_command_goes_into_the_container_without_values(monkeypatch):
-    monkeypatch.setattr(ray_container, "is_ours", lambda settings: True)
+    monkeypatch.setattr(container, "is_ours", lambda settings: True)
     settings = loaded(GATEWAY_TOKEN="never-show-me")
-    command = ray_container.inside(settings, ["bash", "x.sh"], {"GATEWAY_TOKEN": "never-show-me", "LIMIT": "3"})
+    command = container.inside(settings, ["bash", "x.sh"], {"GATEWAY_TOKEN": "never-show-me", "LIMIT": "3"})
     assert command[:3] == ["docker", "exec", "-i"] and command[-3:] == ["relax-train", "bash", "x.sh"]
     assert "LIMIT" in command and "GATEWAY_TOKEN" in command and "never-show-me" not in command
 
 
 def test_without_our_container_a_command_stays_as_it_is():
-    assert ray_container.inside(loaded(RAY_ADDRESS="10.0.0.5:6379"), ["bash"], {}) == ["bash"]
+    assert container.inside(loaded(RAY_ADDRESS="10.0.0.5:6379"), ["bash"], {}) == ["bash"]
 
 
 def ray_up(**changes):
@@ -81,6 +81,6 @@ def test_a_ray_that_runs_already_is_not_joined_by_another(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.2", 0))
         other.listen()
-        monkeypatch.setattr(ray_container, "RAY_PORT", other.getsockname()[1])
+        monkeypatch.setattr(container, "RAY_PORT", other.getsockname()[1])
         with pytest.raises(ray_up_module.Failure, match="is taken; is that a platform's Ray"):
             ray_up_module.check(loaded(RELAX_HOST="127.0.0.2"))

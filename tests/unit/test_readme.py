@@ -11,10 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import doctor  # noqa: E402 - this file runs alone too
-import readme_parts  # noqa: E402
 import sample_plan  # noqa: E402
-import settings  # noqa: E402
-from checks.case import Finding  # noqa: E402
+from checks.probe import Finding  # noqa: E402
+from common import (
+    git,  # noqa: E402
+    settings,  # noqa: E402
+)
 
 README = ROOT / "README.md"
 WRITTEN = "written by `.venv/bin/python tests/unit/test_readme.py` -->\n"
@@ -49,7 +51,7 @@ PARTS = {"variables": variable_table, "checks": check_table, "plan": plan}
 
 def with_parts(text):
     for name, part in PARTS.items():
-        before, _, after = readme_parts.part(text, name)
+        before, _, after = git.part(text, name)
         text = before + part() + after
     return text
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import model_api
-import rollout_dump
+from policy import model_api
+from rollouts import dump
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 AGENT = Path(__file__).with_name("scripted_agent.py")
@@ -286,11 +286,11 @@ def test_calls_are_spread_in_order_over_five_turns_at_most(count, sizes):
 
 
 def test_advantages_are_grpos():
-    assert rollout_dump.advantages([1.0]) == [0.0]
-    assert rollout_dump.advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
-    low, high = rollout_dump.advantages([0.0, 1.0])
+    assert dump.advantages([1.0]) == [0.0]
+    assert dump.advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
+    low, high = dump.advantages([0.0, 1.0])
     assert high == pytest.approx(0.7071, abs=1e-4) and low == -high
-    assert sum(rollout_dump.advantages([0.0, 0.0, 1.0, 1.0, 1.0])) == pytest.approx(0.0)
+    assert sum(dump.advantages([0.0, 0.0, 1.0, 1.0, 1.0])) == pytest.approx(0.0)
 
 
 def test_mixed_and_dropped_groups_are_told_apart():
@@ -299,8 +299,8 @@ def test_mixed_and_dropped_groups_are_told_apart():
         return fields | {"advantage": None, "agent_turns": 2, "status": "completed"}
 
     records = [sample(0, 0.0), sample(0, 1.0), sample(1, 1.0), sample(1, None), sample(2, 0.0), sample(2, 0.0)]
-    rollout_dump.set_advantages(records)
-    total = rollout_dump.summary(records)
+    dump.set_advantages(records)
+    total = dump.summary(records)
     assert (total["mixed_groups"], total["dropped_groups"], total["failed_samples"]) == (1, 1, 1)
     assert total["mean_reward"] == 0.25
     assert [item["advantage"] is None for item in records] == [False, False, True, True, False, False]

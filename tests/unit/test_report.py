@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import inline_page
-import report_reasons
 import report_runs
-import report_samples
-import report_summary
-import settings as variables
-import transcript
+from common import settings as variables
+from common.settings import ROOT
+from common.terminal import Failure
+from pages import inline
+from policy import transcript
 from report_runs import DELETE, HOSTILE, REPLY, dumped, write_lines
-from settings import ROOT
-from terminal import Failure
+from reports import reasons, samples, summary
 
 DATA = re.compile(r'<script type="application/json" id="(\w+)">(.*?)</script>', re.DOTALL)
 
@@ -114,7 +112,7 @@ def test_the_same_run_gives_the_same_file(made, tmp_path):
 
 
 def test_json_that_no_parser_can_say_is_text():
-    [(_, text)] = DATA.findall(inline_page.data("x", {"nan": float("nan"), "half": "\ud800"}))
+    [(_, text)] = DATA.findall(inline.data("x", {"nan": float("nan"), "half": "\ud800"}))
     assert json.loads(text) == {"nan": "NaN", "half": "\ud800"}
     text.encode()
 
@@ -127,29 +125,29 @@ def test_without_a_name_it_is_the_newest_run(tmp_path):
     for age, name in ((20, "old"), (10, "new")):
         path = write_lines(dumps / f"{name}.jsonl", [dumped(row_id=0, category="c", group_id=0)])
         os.utime(path, (path.stat().st_mtime - age,) * 2)
-    found = report_samples.find(load(tmp_path))
+    found = samples.find(load(tmp_path))
     assert (found.kind, found.name, found.target) == ("rehearsal", "new", dumps / "new.html")
-    assert report_samples.find(load(tmp_path, RUN="old")).name == "old"
+    assert samples.find(load(tmp_path, RUN="old")).name == "old"
 
 
 @pytest.mark.parametrize("part", ["", "rollouts.jsonl", "result.json", "config.json"])
 def test_an_evaluation_is_found_by_its_folder_or_any_file_of_it(tmp_path, part):
     folder = report_runs.evaluation(tmp_path / "data" / "eval" / "tiny")
     (folder / "result.json").write_text("{}")
-    assert report_samples.find(load(tmp_path, RUN=folder / part)).kind == "evaluation"
+    assert samples.find(load(tmp_path, RUN=folder / part)).kind == "evaluation"
 
 
 def test_a_training_folder_is_read_file_by_file_and_its_rollouts_are_told_apart(tmp_path):
     dumps = tmp_path / "run" / "rollout_result" / "train"
     write_lines(dumps / "0.jsonl", [dumped(), dumped(sample_index=1, reward=1.0)])
     write_lines(dumps / "1.jsonl", [dumped(rollout_id=1), dumped(rollout_id=1, reward="nan", status="aborted")])
-    found = report_samples.find(load(tmp_path, RUN=tmp_path / "run"))
+    found = samples.find(load(tmp_path, RUN=tmp_path / "run"))
     assert found.kind == "training" and [each["reward"] for each in found.samples] == [0.0, 1.0, 0.0, None]
     assert [each["row"] for each in found.samples] == [0, 1, 2, 3], "nothing tells which are of one row"
-    shown = report_summary.summary(found.samples, [report_reasons.explain(each) for each in found.samples])
+    shown = summary.summary(found.samples, [reasons.explain(each) for each in found.samples])
     [steps] = [plot["lines"] for plot in shown["plots"] if plot["title"] == "Pass rate by rollout"]
     assert [(line["label"], line["figure"]) for line in steps] == [("0", "50.0 %"), ("1", "0.0 %")]
-    assert "does not hold the row's ground truth" in report_reasons.explain(found.samples[0])["why"]
+    assert "does not hold the row's ground truth" in reasons.explain(found.samples[0])["why"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_a_run_that_cannot_be_read_is_named(tmp_path, name, content, said):
         path.write_text(content)
     run = path if "/" not in name else path.parent
     with pytest.raises(Failure, match=re.escape(said)):
-        report_samples.find(load(tmp_path, RUN=run))
+        samples.find(load(tmp_path, RUN=run))
 
 
 def test_a_fault_is_one_line_and_nothing_is_written(tmp_path):
@@ -182,7 +180,7 @@ def test_a_fault_is_one_line_and_nothing_is_written(tmp_path):
 
 def test_no_run_at_all_names_the_command(tmp_path):
     with pytest.raises(Failure, match="make smoke"):
-        report_samples.find(load(tmp_path))
+        samples.find(load(tmp_path))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
@@ -200,21 +198,21 @@ def test_a_rows_file_gives_the_ground_truth_only_for_the_same_id_and_category(tm
     rows_file = write_lines(tmp_path / "rows.jsonl", [row])
     lines = [dumped(row_id=7, category=category, reward=1.0) for category in (row["category"], "other")]
     dump = write_lines(tmp_path / "dump.jsonl", lines)
-    found = report_samples.find(load(tmp_path, RUN=dump, NEMO_GYM_SOURCE_DATA=rows_file)).samples
+    found = samples.find(load(tmp_path, RUN=dump, NEMO_GYM_SOURCE_DATA=rows_file)).samples
     assert [bool(each["ground_truth"]) for each in found] == [True, False]
-    assert report_reasons.explain(found[0])["why"] == "nothing differs"
+    assert reasons.explain(found[0])["why"] == "nothing differs"
 
 
 def test_a_dumps_own_ground_truth_comes_first(tmp_path):
     dump = write_lines(tmp_path / "dump.jsonl", [dumped(row_id=7, category="c", ground_truth=[])])
-    [found] = report_samples.find(load(tmp_path, RUN=dump)).samples
-    assert report_reasons.explain(found)["why"] == "emails row 00000487 deleted, ground truth keeps it"
+    [found] = samples.find(load(tmp_path, RUN=dump)).samples
+    assert reasons.explain(found)["why"] == "emails row 00000487 deleted, ground truth keeps it"
 
 
 def test_a_reward_that_a_replay_does_not_give_is_called_so(tmp_path):
     folder = report_runs.evaluation(tmp_path / "run", [report_runs.sample(0, 0, 0.0, report_runs.right())], [])
-    [found] = report_samples.find(load(tmp_path, RUN=folder)).samples
-    why = report_reasons.explain(found)["why"]
+    [found] = samples.find(load(tmp_path, RUN=folder)).samples
+    why = reasons.explain(found)["why"]
     assert why == "recorded reward 0, but a replay here gives 1; nothing differs"
     ended = run_report(tmp_path, RUN=folder)
     assert ended.returncode == 0, ended.stderr
@@ -279,5 +277,5 @@ def test_any_text_gives_items(text, kinds):
 
 def test_calls_of_a_dump_are_what_the_verifier_saw(tmp_path):
     dump = write_lines(tmp_path / "dump.jsonl", [dumped(row_id=1, category="c", ground_truth=report_runs.truth(REPLY))])
-    [found] = report_samples.find(load(tmp_path, RUN=dump)).samples
-    assert report_samples.calls(found) == report_runs.truth(DELETE)
+    [found] = samples.find(load(tmp_path, RUN=dump)).samples
+    assert samples.calls(found) == report_runs.truth(DELETE)

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 import report_runs
+from common.settings import ROOT
 from looks import WIDTHS, assert_fits
 from report_runs import HOSTILE
-from settings import ROOT
 
 ROWS = "document.querySelectorAll('#rows tr').length"
 FIRST_ROW = "document.querySelector('#rows tr').id"

@@ -5,8 +5,7 @@ import json
 import pytest
 
 import apply_patches
-import row_facts
-import rows
+from inputs import row_facts, rows
 from task_rows import SHARED_DATA
 
 CALL = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rows
-from terminal import Failure
+from common.terminal import Failure
+from inputs import rows
 
 EXAMPLE = Path(
     metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")

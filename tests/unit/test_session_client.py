@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import gateway_client
-import settings
+from common import settings
+from gateway import client
 from scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
 
 CLIENT = Path(__file__).resolve().parents[2] / "scripts" / "session_client.py"
@@ -337,6 +337,6 @@ def test_a_connection_that_is_reset_before_it_stands_is_tried_again(monkeypatch)
         raise ConnectionResetError("reset by peer")
 
     monkeypatch.setattr(http.client.HTTPConnection, "connect", reset)
-    gateway = gateway_client.Gateway(settings.load({"NEMO_GYM_URL": "http://127.0.0.1:9"}))
-    with pytest.raises(gateway_client.Unavailable, match="reset by peer"):
+    gateway = client.Gateway(settings.load({"NEMO_GYM_URL": "http://127.0.0.1:9"}))
+    with pytest.raises(client.Unavailable, match="reset by peer"):
         gateway.exchange("GET", "/readyz")

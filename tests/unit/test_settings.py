@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import settings
-from fault_matrix import FAULTS
-from settings import SettingsError, Variable, declared, load
+from common import settings
+from common.settings import SettingsError, Variable, declared, load
+from proofs.fault_matrix import FAULTS
 
 SECRET = "secret-that-nobody-may-see"
 

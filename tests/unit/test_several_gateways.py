@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 import session_client
-import settings as variables
-from gateway import surface
-from gateway_client import ClientError, read_token
+from common import settings as variables
+from gateway import routes
+from gateway.client import ClientError, read_token
 from scripted_gateway import ScriptedGateway
 from served import served
 from test_session_client import SESSION_ID, TOKEN, Sample, sample  # noqa: F401 - a fixture
@@ -69,7 +69,7 @@ def test_the_gateway_asks_for_the_token_in_the_file(tmp_path):
     async def show(request_id, wait_s):
         return {"request_id": request_id}
 
-    with served(surface.public(settings, SimpleNamespace(show=show), None, None)) as port:
+    with served(routes.public(settings, SimpleNamespace(show=show), None, None)) as port:
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
         assert client.get("/v1/trials/one").status_code == 401
         assert client.get("/v1/trials/one", headers={"Authorization": "Bearer another"}).status_code == 401

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from resources_servers.workplace_assistant.utils import is_correct
 
 import odd_actions
-import state_diff
+from servers import replay
 from task_rows import SHARED_DATA
 
 FIRST, SECOND = "00000487", "00000057"
@@ -56,23 +56,23 @@ KINDS = [
 
 @pytest.mark.parametrize(("policy", "truth", "words"), KINDS)
 def test_each_kind_of_difference_by_its_words(policy, truth, words):
-    found = state_diff.explain(calls(*policy), calls(*truth))
+    found = replay.explain(calls(*policy), calls(*truth))
     assert found["equal"] is (words is None) and found["fault"] is None
     assert [each["words"] for each in found["differences"]] == ([words] if words else [])
 
 
 def test_rows_equal_but_in_another_order_are_told_apart():
     add = ("email_send_email", {"recipient": "a@atlas.com", "subject": "s", "body": "b"})
-    found = state_diff.explain(calls(delete(SECOND), add), calls(add, delete(SECOND)))
+    found = replay.explain(calls(delete(SECOND), add), calls(add, delete(SECOND)))
     assert found["equal"] is False
     [difference] = found["differences"]
     assert (difference["kind"], difference["table"]) == ("order", "emails") and "another order" in difference["words"]
 
 
 def test_a_difference_shows_both_values_and_the_one_before():
-    [difference] = state_diff.explain(calls(move(CUSTOMER, "Won")), [])["differences"]
+    [difference] = replay.explain(calls(move(CUSTOMER, "Won")), [])["differences"]
     assert (difference["policy"], difference["truth"], difference["before"]) == ("Won", "Lost", "Lost")
-    [difference] = state_diff.explain(calls(delete(FIRST)), [])["differences"]
+    [difference] = replay.explain(calls(delete(FIRST)), [])["differences"]
     assert difference["policy"] is None and difference["truth"] == difference["before"]
     assert difference["truth"]["email_id"] == FIRST
 
@@ -91,18 +91,18 @@ def test_a_difference_shows_both_values_and_the_one_before():
 def test_a_call_that_cannot_be_made_says_why_and_changes_nothing(call, fault):
     name, arguments = call
     arguments = json.dumps(arguments) if isinstance(arguments, dict) else arguments
-    found = state_diff.explain([{"name": name, "arguments": arguments}], [])
+    found = replay.explain([{"name": name, "arguments": arguments}], [])
     assert found["steps"] == [{"fault": fault, "wrote": []}] and found["equal"] is True
 
 
 def test_an_unknown_argument_is_named():
-    [step] = state_diff.explain(calls(("email_delete_email", {"id": "1"})), [])["steps"]
+    [step] = replay.explain(calls(("email_delete_email", {"id": "1"})), [])["steps"]
     assert "unexpected keyword argument 'id'" in step["fault"]
 
 
 def test_each_step_names_what_it_changed():
     search = ("email_search_emails", {"query": "report"})
-    steps = state_diff.explain(calls(search, delete(FIRST), delete(FIRST), create()), [])["steps"]
+    steps = replay.explain(calls(search, delete(FIRST), delete(FIRST), create()), [])["steps"]
     assert [step["wrote"] for step in steps] == [[], ["emails row 00000487"], [], ["calendar row 00000300"]]
 
 
@@ -116,7 +116,7 @@ def verdict(made, truth):
 
 
 def assert_the_verifiers_verdict(made, truth):
-    found = state_diff.explain(made, truth)
+    found = replay.explain(made, truth)
     assert found["equal"] == verdict(made, truth)
     assert found["equal"] is None or bool(found["differences"]) is not found["equal"]
 
@@ -139,5 +139,5 @@ def test_recorded_runs_differ_exactly_where_they_earned_nothing():
     truths = {row["id"]: row["ground_truth"] for row in rows}
     runs = [json.loads(line) for line in (SHARED_DATA / "workbench_traces_dev.jsonl").open()][::4]
     for run in runs:
-        found = state_diff.explain(run["actions"], truths[run["task_id"]])
+        found = replay.explain(run["actions"], truths[run["task_id"]])
         assert found["equal"] is (run["reward"] == 1.0) is not bool(found["differences"])

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-import local
-import settings as variables
-import supervise
-from terminal import Failure
+from common import settings as variables
+from common.terminal import Failure
+from servers import processes, supervise
 
 # Answers until it is told to hang, then keeps its port and says nothing more.
 SCRIPT = """
@@ -40,7 +39,7 @@ def server(tmp_path, monkeypatch, free_port):
     program = tmp_path / "server.py"
     program.write_text(SCRIPT)
     settings = variables.load({"RUN_DIR": str(tmp_path)}, environment={}, dotenv=tmp_path / "none")
-    environment = local.environment(settings, "gym")
+    environment = processes.environment(settings, "gym")
     command = f"exec {sys.executable} {program} {free_port}"
     made = supervise.Server("it", f"http://127.0.0.1:{free_port}", command, tmp_path / "log", environment, tmp_path)
     yield made
@@ -88,18 +87,18 @@ def test_a_server_that_never_answered_is_still_starting(server):
 
 def test_a_server_that_cannot_be_started_now_is_tried_again(server, monkeypatch, capsys):
     """A full disk takes neither the log nor the record of a new process."""
-    first, spawn = server.process, local.spawn
+    first, spawn = server.process, processes.spawn
     refusals = []
 
     def refuse(*_):
         refusals.append(1)
         raise Failure("RUN_DIR: no space left")
 
-    monkeypatch.setattr(local, "spawn", refuse)
+    monkeypatch.setattr(processes, "spawn", refuse)
     first.kill()
     first.wait()
     watch_until(server, lambda: len(refusals) > 2)
-    monkeypatch.setattr(local, "spawn", spawn)
+    monkeypatch.setattr(processes, "spawn", spawn)
     watch_until(server, lambda: server.process.pid != first.pid and server.answered)
     assert "no space left" in capsys.readouterr().out
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import terminal
+from common import terminal
 
 SCRIPTS = Path(terminal.__file__).parent
 PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py") if '__name__ == "__main__":' in path.read_text())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import ray_jobs
+from cluster import jobs as ray_jobs
 from scripted_dashboard import ScriptedDashboard
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import settings as variables
-import train_plan
-import train_submit
-from terminal import Failure
+from common import settings as variables
+from common.terminal import Failure
+from training import arguments as train_plan
+from training import submit
 
 STANDIN = Path(__file__).resolve().parents[1] / "train" / "standin"
 sys.path.insert(0, str(STANDIN))
@@ -240,7 +240,7 @@ def test_gpus_asked(text, asked):
 
 def test_the_runtime_environment_is_the_entrypoints_with_python_and_checkout():
     text = '{"env_vars": {"PYTHONPATH": "/megatron:/relax", "A": "1"}, "config": {"x": 1}}'
-    assert train_submit.runtime_env(text, "/usr/bin/python3", "/relax") == {
+    assert submit.runtime_env(text, "/usr/bin/python3", "/relax") == {
         "env_vars": {"PYTHONPATH": "/relax:/megatron", "A": "1"},
         "config": {"x": 1},
         "py_executable": "/usr/bin/python3",
@@ -250,17 +250,17 @@ def test_the_runtime_environment_is_the_entrypoints_with_python_and_checkout():
 @pytest.mark.parametrize("text", ["", "[]", '{"env_vars": []}', '{"env_vars": {"A": 1}}', '{"working_dir": "/x"}'])
 def test_a_runtime_environment_that_does_not_fit_is_refused(text):
     with pytest.raises(Failure, match="RUNTIME_ENV_JSON"):
-        train_submit.runtime_env(text, "/usr/bin/python3", "/relax")
+        submit.runtime_env(text, "/usr/bin/python3", "/relax")
 
 
 def test_the_jobs_command_is_the_wrapper_and_the_driver_and_shows_no_secret():
     settings = loaded(GATEWAY_TOKEN="never-show-me", LIMIT="32")
-    line = train_submit.entrypoint(settings, Path("/rows file"), Path("/p"), ["--a", "b c"])
+    line = submit.entrypoint(settings, Path("/rows file"), Path("/p"), ["--a", "b c"])
     given = shlex.split(line)
     assert given[:3] == ["exec", "/usr/bin/python3", f"{variables.ROOT}/scripts/job.py"]
     assert given[3:9] == ["--rows", "/rows file", "--limit", "32", "--prompts", "/p"]
     assert given[9:] == ["--", "/usr/bin/python3", "-m", "relax.entrypoints.train", "--a", "b c"]
-    shown = line + str(train_submit.job_variables(settings, "/t")) + str(train_plan.values(settings, planned()[2]))
+    shown = line + str(submit.job_variables(settings, "/t")) + str(train_plan.values(settings, planned()[2]))
     assert "never-show-me" not in shown
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import accept
-import actor_log
-import runs
-import train_watch
+from common.terminal import Failure
+from rollouts import runs
 from scripted_dashboard import ScriptedDashboard
-from terminal import Failure
+from training import actor_log
+from training import progress as train_watch
 
 TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'
 # As a trainer of this kind prints it through Ray.

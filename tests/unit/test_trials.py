@@ -13,7 +13,7 @@ import pytest
 from gateway import trials as module
 from gateway.environment import STARTS, Unreached
 from gateway.model_calls import EndpointFault, TooManyCalls
-from gateway.protocol import ApiError, Endpoint, TrialRequest
+from gateway.payload import ApiError, Endpoint, TrialRequest
 from gateway.store import Store
 from gateway.trial import Fault, Outcome, Status, failed
 from gateway.trials import Trials

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-import terminal
-from settings import ROOT
+from common import terminal
+from common.settings import ROOT
 
 
 def failing(error):

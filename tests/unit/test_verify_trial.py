@@ -2,8 +2,8 @@
 
 import pytest
 
-import rows
 import verify_trial
+from inputs import rows
 from verify_verifier import FOUND, REPLIED
 
 TOOLS = [{"type": "function", "name": name} for name in ("email_search_emails", "email_reply_email")]

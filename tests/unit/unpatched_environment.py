@@ -9,7 +9,7 @@ import importlib
 import sys
 
 from apply_patches import WORKPLACE, digest, patch_files, read_sums
-from unpatched import take_back
+from proofs.unpatched import take_back
 
 PACKAGE = "unpatched_workplace_assistant"
 TOOLS = {

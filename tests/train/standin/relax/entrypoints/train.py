@@ -35,16 +35,14 @@ class Rollouts:
 
     def __init__(self, arguments, host):
         sys.path.insert(0, str(Path(arguments["agent-cwd"][0]) / "scripts"))
-        import agents
-        import model_api
-        import rehearsal
-        import rollout_dump
+        from policy import model_api
+        from rollouts import agent_processes, dump, rehearsal
 
         one = {flag: values[0] for flag, values in arguments.items() if flag != "agent-env" and values}
-        self.dump_record = rollout_dump.record
+        self.dump_record = dump.record
         policy = {"noop": model_api.noop}.get(os.environ.get("STANDIN_POLICY"), model_api.oracle)
         self.api = model_api.ModelAPI(host, policy)
-        self.agents = agents.Agents(
+        self.agents = agent_processes.Agents(
             one["agent-command"], one["agent-cwd"], arguments["agent-env"], float(one["agent-timeout"])
         )
         self.rollouts = rehearsal.Rollouts(self.api, self.agents)

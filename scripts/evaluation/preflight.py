@@ -1,0 +1,187 @@
+"""Whether an endpoint is fit to be evaluated: one call for its wire and name, then tool calls in a crowd.
+
+Tool calls may parse one at a time and fail in a crowd, stay in the text as the model wrote them,
+lose their last brace or gain something behind it. Each of these would look like a policy that is
+bad at its task. Guarantees: `look` and `crowd` ask for calls that rows of the task itself hold, in
+words, with the rows' tools and the evaluation's own parameters; what comes back is told apart by
+kind, with the setting that cures it. They judge the endpoint's parsing, not the policy's skill.
+"""
+
+import json
+import queue
+import threading
+from collections import Counter
+from typing import NamedTuple
+
+from common import terminal
+from common.terminal import Failure
+from evaluation.metrics import CALL_AS_TEXT, arguments_of, text_of
+from inputs import rows
+from policy.endpoint import insist
+from policy.model_api import ModelError
+
+PARSED, LEFT, EMPTY, UNPARSABLE, NO_CALL, FAILED = (
+    "parsed",
+    "left in the text",
+    "empty list",
+    "unparsable",
+    "no call",
+    "failed",
+)
+PARSER = (
+    "set the endpoint's tool-call parser: vLLM --enable-auto-tool-choice --tool-call-parser hermes, "
+    "SGLang --tool-call-parser qwen (as fits the model), llama.cpp --jinja"
+)
+CURES = {
+    LEFT: PARSER,
+    EMPTY: PARSER,
+    UNPARSABLE: "the parser loses or adds text, often under load: update the engine, or try another parser",
+    NO_CALL: f"the model answered in words; if it does so always, {PARSER}",
+    FAILED: "see the endpoint's log; lower EVAL_CONCURRENCY if it cannot take so many calls at once",
+}
+
+NAME_LENGTH, LAST_WORDS_S, NO_ANSWER = 200, 1, "no answer"
+
+
+class Finding(NamedTuple):
+    """What became of one call: its kind, and what shows it."""
+
+    kind: str
+    shown: str = ""
+
+
+def calls_of(task_rows):
+    """[(row, call)] of the ground truths, one a row, for rows that have any."""
+    return [(row, row["ground_truth"][0]) for row in task_rows if row["ground_truth"]]
+
+
+def request(row, call):
+    """The Responses call that asks for `call` in words."""
+    params = {key: value for key, value in row[rows.WRAPPER].items() if key != "metadata"}
+    text = f"Call the tool {call['name']} now, with exactly these arguments: {call['arguments']}. Say nothing else."
+    return params | {"input": [{"type": "message", "role": "user", "content": text}]}
+
+
+def judge(endpoint, raw):
+    """What kind of answer a raw one is: a Finding. Raises ModelError for one that is none."""
+    items = endpoint.read(raw)["output"]
+    calls = [item for item in items if item.get("type") == "function_call"]
+    if broken := [call for call in calls if arguments_of(call) is None]:
+        return Finding(UNPARSABLE, how_broken(broken[0].get("arguments")))
+    if calls:
+        return Finding(PARSED)
+    text = text_of(items)
+    if CALL_AS_TEXT.search(text):
+        return Finding(LEFT, text)
+    if endpoint.wire.finish_reason(raw) == "tool_calls":
+        return Finding(EMPTY, "finish_reason tool_calls, and no call")
+    return Finding(NO_CALL, text)
+
+
+def how_broken(arguments):
+    """In words, what is wrong with arguments that are not the text of an object."""
+    if not isinstance(arguments, str):
+        return f"not a text: {str(arguments)[:60]}"
+    try:
+        json.loads(arguments)
+    except RecursionError:
+        return "nested too deep"
+    except ValueError as error:
+        if str(error).startswith("Extra data"):
+            return f"text behind the arguments: {arguments[-60:]}"
+        if arguments_of({"arguments": arguments + "}"}) is not None:
+            return f"the last brace is lost: {arguments[-60:]}"
+        return f"{error}: {arguments[:60]}"
+    return f"not an object: {arguments[:60]}"
+
+
+def look(endpoint, task_rows, tries, seconds):
+    """One call: the model's name as the endpoint reports it. Raises Failure where it gives no answer."""
+    row, call = (calls_of(task_rows) or [(task_rows[0], {"name": "(none)", "arguments": "{}"})])[0]
+    try:
+        raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
+        endpoint.read(raw)
+    except ModelError as fault:
+        raise Failure(f"MODEL_URL: {fault.message}{_hint(endpoint, fault)}") from None
+    reported = raw.get("model")
+    return terminal.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
+
+
+def _hint(endpoint, fault):
+    wires = {"/v1/responses": "chat", "/v1/chat/completions": "responses"}
+    if fault.status in (404, 405, 501):
+        wire, listed = f"is it the right wire? The other one is WIRE={wires[endpoint.wire.path]}", endpoint.models()
+        if not listed or endpoint.model in listed:
+            return f"; {wire}"
+        return f"; it lists {', '.join(listed[:5])}, not MODEL={endpoint.model}; if that is a name of it, {wire}"
+    if fault.status in (401, 403):
+        return "; MODEL_API_KEY is missing or not the right one"
+    return "" if fault.status < 500 else "; is the endpoint up, and MODEL_URL right?"
+
+
+def crowd(endpoint, task_rows, count, tries, seconds):
+    """Send `count` calls at once: [Finding]. The rows are gone through again where there are fewer."""
+    wanted, findings = calls_of(task_rows), [Finding(FAILED, NO_ANSWER)] * count
+    start = threading.Barrier(count)
+
+    def one(index):
+        row, call = wanted[index % len(wanted)]
+        start.wait()
+        try:
+            raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
+            findings[index] = judge(endpoint, raw)
+        except ModelError as fault:
+            findings[index] = Finding(FAILED, fault.message)
+
+    # Daemons, so that Ctrl-C need not wait for what the endpoint still owes.
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return findings
+
+
+def _patiently(ask, tries, seconds):
+    """`insist` for at most about `seconds`, even where the head of an answer comes byte by byte. Raises ModelError."""
+    ended, outcome = threading.Event(), queue.SimpleQueue()
+
+    def one():
+        try:
+            outcome.put((insist(ask, tries, ended), None))
+        except BaseException as error:  # a thread's end must be heard of
+            outcome.put((None, error))
+
+    threading.Thread(target=one, daemon=True).start()
+    try:
+        answer, fault = _first(outcome, seconds, ended) or outcome.get(timeout=LAST_WORDS_S)
+    except queue.Empty:
+        raise ModelError(502, f"{NO_ANSWER} within {seconds:g} s") from None
+    if fault:
+        raise fault
+    return answer
+
+
+def _first(outcome, seconds, ended):
+    """What the queue gets within `seconds`, else None, and the event set."""
+    try:
+        return outcome.get(timeout=seconds)
+    except queue.Empty:
+        ended.set()
+        return None
+
+
+def accept(findings, share):
+    """The line for a crowd in which at most `share` was not parsed. Raises Failure for any other."""
+    kinds = Counter(finding.kind for finding in findings)
+    bad = len(findings) - kinds[PARSED]
+    told = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    line = f"{len(findings)} tool calls at once: {told}; not parsed: {bad / len(findings):.1%}"
+    if bad <= share * len(findings):
+        return line
+    kind = next(kind for kind, _ in kinds.most_common() if kind != PARSED)
+    shown = " ".join(next(finding.shown for finding in findings if finding.kind == kind).split())[:200]
+    raise Failure(
+        f"{line}, more than EVAL_UNPARSED_SHARE={share:g}. {kind}: {shown!r}; {CURES[kind]}; "
+        "or accept it with EVAL_UNPARSED_SHARE, or leave the check out with EVAL_PREFLIGHT=0"
+    )

@@ -1,0 +1,144 @@
+"""The samples of an evaluation: each one trial at a Gateway, a stated number of them at once.
+
+Guarantees: every sample comes back exactly once, with its reward and whole trajectory, or with
+the reason why it has none; what the endpoint or the environment did wrong is never a reward.
+Threads are daemons: `stop` has the Gateway end what runs, and nobody is waited for. It writes no
+file and computes no figure.
+"""
+
+import queue
+import secrets
+import threading
+import time
+
+import session_client
+from common.terminal import Failure
+from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
+from inputs import rows
+from policy.endpoint import insist
+from policy.model_api import ModelAPI, ModelError
+
+# What the model API answers for an endpoint that gave up: the Gateway asks no second time.
+GAVE_UP = 424
+KEPT = "what was done is kept, and the same command does the rest"
+STOP_S = 3
+
+
+class Sampler:
+    """Runs samples against `endpoint`; the Gateways at `settings.gateway_urls` call the model API at `host`."""
+
+    def __init__(self, settings, endpoint, host):
+        self.settings, self.endpoint = settings, endpoint
+        try:
+            self.api = ModelAPI(host, self._policy)
+        except OSError as error:
+            raise Failure(f"{host}: {error.strerror}; the model API of the evaluation cannot listen there") from None
+        self._jobs, self._results, self._live = queue.SimpleQueue(), queue.SimpleQueue(), {}
+        self.stopping = False
+
+    def _policy(self, session, body):
+        try:
+            return insist(lambda: self.endpoint.answer(body), self.settings.EVAL_TRIES, session.ended)
+        except ModelError as fault:
+            raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
+
+    def run(self, jobs):
+        """Yield the sample of each (row index, line, row, repeat), as they end. Raises Failure if none can be run."""
+        for job in jobs:
+            self._jobs.put(job)
+        for _ in range(min(self.settings.EVAL_CONCURRENCY, len(jobs))):
+            threading.Thread(target=self._work, daemon=True).start()
+        for _ in jobs:
+            result = self._results.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+
+    def _work(self):
+        while not self.stopping:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._results.put(self.sample(*job))
+            except BaseException as error:  # a thread's end must be heard of
+                self._results.put(error)
+                return
+
+    def sample(self, index, line, row, repeat):
+        """Run one sample to its end: its line of the evaluation. Raises Failure for what another try will not cure."""
+        session = self.api.open(row)
+        url = session_client.gateway_of(self.settings.gateway_urls, session.id)
+        began = time.monotonic()
+        try:
+            place = rows.place(self.settings.rows_path(), line, row)
+            snapshot, kept = self._trial(Gateway(self.settings, url), self._payload(session, row), place)
+        finally:
+            self.api.close(session)
+        return self._line(index, row, repeat, snapshot, kept, session) | {"seconds": round(time.monotonic() - began, 3)}
+
+    def _payload(self, session, row):
+        ids = {"SESSION_IO_DIR": secrets.token_hex(16), "SESSION_ID": session.id, "GROUP_ID": str(row["id"])}
+        ids |= {"BASE_URL": self.api.base_url, "ROLLOUT_MODE": "eval"}
+        return session_client.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
+
+    def _trial(self, gateway, payload, place):
+        """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""
+        trial = self._live[payload["request_id"]] = Trial(gateway, payload)
+        try:
+            snapshot = trial.finish()
+            kept = {}
+            if snapshot.get("artifact_ref"):
+                kept = gateway.insist(lambda: gateway.exchange("GET", snapshot["artifact_ref"]))
+        except GaveUp as fault:
+            if not gateway.answered:
+                raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None
+            trial.abort()
+            return lost(payload["request_id"], str(fault)), {}
+        except Unfit as fault:
+            raise Failure(f"{place}: {gateway.url.geturl()}: {fault}") from None
+        except ClientError as fault:
+            raise Failure(f"{gateway.url.geturl()}: {fault}") from None
+        finally:
+            self._live.pop(payload["request_id"], None)
+        if snapshot.get("reward") is not None and not kept:
+            raise Failure(f"{gateway.url.geturl()}: kept no trajectory; `make gym-up` starts the present Gateway")
+        return snapshot, kept
+
+    def _line(self, index, row, repeat, snapshot, kept, session):
+        error = snapshot.get("error")
+        if error and session.fault and str(error.get("type")).startswith("endpoint_"):
+            # To the Gateway it was the evaluation's own model API that answered.
+            error = error | {"type": f"endpoint_{session.fault.kind}", "cause": session.fault.message}
+        metrics = snapshot.get("metrics") or {}
+        counted = {name: metrics[name] for name in ("input_tokens", "output_tokens") if name in metrics}
+        line = {
+            "row": index,
+            "row_id": row["id"],
+            "category": row["category"],
+            "repeat": repeat,
+            "request_id": snapshot["request_id"],
+            "status": snapshot["status"],
+            "error": error,
+        }
+        if snapshot.get("reward") is None:
+            return line
+        shown = {"reward": snapshot["reward"], "metrics": metrics, "usage": counted or None}
+        return line | shown | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
+
+    def stop(self):
+        """Ask the Gateways to end what runs; at most a few seconds."""
+        self.stopping = True
+        aborts = [threading.Thread(target=trial.abort, daemon=True) for trial in list(self._live.values())]
+        for abort in aborts:
+            abort.start()
+        end = time.monotonic() + STOP_S
+        for abort in aborts:
+            abort.join(max(0, end - time.monotonic()))
+        self.api.stop()
+
+
+def lost(request_id, cause):
+    """The end of a trial whose Gateway gave no more answers."""
+    return {"request_id": request_id, "status": "failed", "error": {"code": "gateway_lost", "cause": cause}}

@@ -1,0 +1,51 @@
+"""The figures of bench.py as one SVG: bars in pairs, patched beside unpatched, on a logarithmic scale."""
+
+import math
+
+from common.svg import bar, document, text
+
+COLOURS = {"patched": "#2a7", "unpatched": "#c63"}
+ROW, LABEL, BAR, DECADES = 34, 330, 520, (-3, 5)
+
+
+def panels(found):
+    """[(title, unit, {label: {"patched": value, "unpatched": value}})]; what was not measured is left out."""
+    graph = found.get("graph", {})
+
+    def of(name):
+        return {f"{level} at once": {kind: name(one) for kind, one in kinds.items()} for level, kinds in graph.items()}
+
+    made = [
+        ("Throughput", "trials/s", of(lambda one: one["trials_per_s"])),
+        ("Latency, 95 of 100 trials below", "ms", of(lambda one: one["p95_ms"])),
+        ("CPU of the resource server", "ms a trial", of(lambda one: one["cpu_ms_per_trial"]["resource"])),
+        ("Parts of the environment", "ms", found.get("tools", {})),
+    ]
+    return [panel for panel in made if panel[2]]
+
+
+def svg(found):
+    """The whole picture as text."""
+    lines, y = [], 20
+    for title, unit, groups in panels(found):
+        lines.append(text(10, y, f"{title} ({unit}, logarithmic)", weight="bold"))
+        for label, values in groups.items():
+            y += ROW
+            lines += group(y, label, values)
+        y += 50
+    return document(LABEL + BAR + 130, y, lines)
+
+
+def group(y, label, values):
+    """One label and a bar for each environment."""
+    lines = [text(10, y, label)]
+    for nth, (kind, value) in enumerate(values.items()):
+        top = y - 13 + nth * 13
+        lines.append(bar(LABEL, top, width(value), 11, COLOURS[kind]))
+        lines.append(text(LABEL + width(value) + 6, top + 10, f"{value:g} {kind}", size=10))
+    return lines
+
+
+def width(value):
+    low, high = DECADES
+    return BAR * min(1, max(0.005, (math.log10(max(value, 1e-9)) - low) / (high - low)))

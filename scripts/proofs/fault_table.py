@@ -1,0 +1,76 @@
+"""The fault matrix as text: one line for the terminal, a table for people, the same table in the README.
+
+Reads and writes results; runs nothing. The README's table has a row for every fault: one without a
+result says so, and one that was not held is refused.
+"""
+
+import json
+import re
+
+from common import git
+from common.terminal import Failure, printable
+from proofs.fault_matrix import FAULTS
+
+HEADER = """| fault | how the trials ended | what the user sees | back after | date, commit |
+| --- | --- | --- | --- | --- |
+"""
+WORDS = 200
+
+
+def read(folder):
+    """{name: line} of the results in a folder."""
+    path = folder / "matrix.json"
+    return json.loads(path.read_text())["faults"] if path.exists() else {}
+
+
+def summary(line):
+    """A line's ends in a few words."""
+    ends = ", ".join(f"{count} {label}" for label, count in line["ended"].items())
+    return f"{ends}; back after {line['back_s']} s" if line["held"] else f"NOT HELD; {ends}"
+
+
+def seen(line):
+    """What a session client said, of the most frequent end without a reward."""
+    failing = [label for label in line["ended"] if label in line["words"]]
+    if not failing:
+        return "nothing: exit 0, rewards written"
+    text = printable(line["words"][failing[0]].splitlines()[0])
+    text = re.sub(r"^session client: (trial relax-… ended )?", "", text)
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:…", text)
+    text = re.sub(r"/trial-[\d-]+/", "/…/", text)
+    text = re.sub(r"relax-[0-9a-f]{64}", "relax-…", text)
+    text = re.sub(r"/cleanup/[0-9a-f]{32}", "/cleanup/…", text)
+    status = next((code for code in line["exits"] if code not in ("0", "-9")), "1")
+    return f"exit {status}: `{text[:WORDS]}`".replace("|", "\\|")
+
+
+def back(line):
+    if not line["held"]:
+        return "**not held**"
+    return f"{line['back_s']} s" if line["was_down"] else "was never away"
+
+
+def row(name, line):
+    if line is None:
+        return f"| {FAULTS[name].what} | | **not run** | | |\n"
+    where = f"{line['date']}, {line['commit']}"
+    if "not_run" in line:
+        return f"| {line['what']} | | **not run**: {line['not_run']} | | {where} |\n"
+    ends = ", ".join(f"{count} {label}" for label, count in line["ended"].items())
+    return f"| {line['what']} | {ends} | {seen(line)} | {back(line)} | {where} |\n"
+
+
+def markdown(lines):
+    """The table of the results that are there, in the order of the matrix."""
+    return HEADER + "".join(row(name, lines[name]) for name in FAULTS if name in lines)
+
+
+def write_readme(folder):
+    """Write the table into the README. Raises Failure where a line was not held, and where there is none."""
+    lines = read(folder)
+    if not lines:
+        raise Failure(f"{folder / 'matrix.json'} holds no results, and README.md stays as it is; run: make faults")
+    for name, line in lines.items():
+        if not ("not_run" in line or line["held"]):
+            raise Failure(f"{name} was not held; mend it, then run: make faults FAULTS={name}")
+    git.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))

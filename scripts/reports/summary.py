@@ -1,0 +1,140 @@
+"""A run in sum, as the report's first screen shows it: pass rate with interval, figures, plots.
+
+Guarantees: samples without a reward are counted apart and are in no rate; a share is given with
+the number of samples it is of. The mathematics is eval_metrics.py's, with samples of one row as a
+cluster; this only chooses what is shown.
+"""
+
+import statistics
+from collections import Counter
+
+from evaluation import metrics
+from reports import samples as report_samples
+from servers import replay
+
+PLOT_LINES, COUNTED_LINES = 40, 10
+WORDS = {
+    "changed": "another value",
+    "deleted": "row deleted, to be kept",
+    "kept": "row kept, to be deleted",
+    "created": "row created, not asked for",
+    "missing": "row not created",
+    "order": "another order",
+}
+
+
+def summary(samples, reasons):
+    """What the page shows above its table: {"rate", "tiles", "plots"}; `reasons` are report_reasons' of each sample."""
+    graded = [sample for sample in samples if sample["reward"] is not None]
+    return {
+        "rate": _rate(graded) | {"note": _note(graded)},
+        "tiles": [*_counts(samples, graded), *_several(graded), *_behaviour(samples, reasons)],
+        "plots": [plot for plot in _plots(samples, graded, reasons) if plot["lines"]],
+    }
+
+
+def _rate(samples):
+    """{"value", "low", "high"}, None each without samples."""
+    return metrics.rate(metrics.per_row(samples)) or dict.fromkeys(("value", "low", "high"))
+
+
+def _note(graded):
+    known = {sample["row"]: sample["ground_truth"] for sample in graded if sample["ground_truth"] is not None}
+    note = f"{len(graded):,} samples with a reward, of {len({sample['row'] for sample in graded}):,} rows"
+    if not known:
+        return note
+    floor = sum(bool(replay.explain([], truth)["equal"]) for truth in known.values())
+    return f"{note}; doing nothing passes {floor} of {len(known)} rows ({100 * floor / len(known):.1f} %)"
+
+
+# --- figures: (label, value, note) ---------------------------------------------------------
+
+
+def _counts(samples, graded):
+    passed = sum(sample["reward"] >= metrics.PASSED for sample in graded)
+    return [
+        ("Samples", f"{len(samples):,}", f"{len({sample['row'] for sample in samples}):,} rows"),
+        ("Passed", f"{passed:,}", "reward 1"),
+        ("Not passed", f"{len(graded) - passed:,}", "any other reward"),
+        ("No reward", f"{len(samples) - len(graded):,}", "ended without one"),
+        ("Truncated", f"{sum(sample['status'] == 'truncated' for sample in samples):,}", "by a budget"),
+    ]
+
+
+def _several(graded):
+    """Rates over several tries of a row, for the greatest number of tries that there is."""
+    rows = metrics.per_row(graded)
+    most = max((count for _, count in rows), default=0)
+    if most < 2:
+        return []
+    any_of, all_of = (metrics.by_k(rows, chance)[str(most)] for chance in (metrics.pass_at, metrics.pass_all))
+    return [
+        (f"pass@{most}", f"{100 * any_of:.1f} %", f"one of {most} tries passes"),
+        (f"pass^{most}", f"{100 * all_of:.1f} %", f"all of {most} tries pass"),
+    ]
+
+
+def _behaviour(samples, reasons):
+    steps = [step for reason in reasons for step in reason["steps"]]
+    called = [len(report_samples.calls(sample)) for sample in samples if sample["output"] is not None]
+    seconds = [sample["seconds"] for sample in samples if sample["seconds"] is not None]
+    tokens = [sample["usage"].get("output_tokens") or 0 for sample in samples if sample["usage"]]
+    if called:
+        yield ("Tool calls", f"{statistics.fmean(called):.1f}", f"a sample; {max(called)} at most")
+    if steps:
+        yield ("Failed calls", f"{sum(bool(step['fault']) for step in steps):,}", f"of {len(steps):,} replayed")
+    if seconds:
+        yield ("Seconds", f"{statistics.median(seconds):.1f}", f"median; {max(seconds):.1f} at most")
+    if tokens:
+        yield ("Output tokens", f"{statistics.fmean(tokens):,.0f}", "a sample")
+
+
+# --- plots ---------------------------------------------------------------------------------
+
+
+def _plots(samples, graded, reasons):
+    yield _by("Pass rate by category", graded, lambda sample: sample["category"], filters=True)
+    yield _by("Pass rate by ground-truth calls", graded, _truth_calls)
+    if len({sample["step"] for sample in samples}) > 1:
+        yield _by("Pass rate by rollout", graded, lambda sample: sample["step"])
+    differing = Counter(
+        kind
+        for reason in reasons
+        for kind in {f"{each['table']}: {WORDS[each['kind']]}" for each in reason["differences"]}
+    )
+    yield _counted("What differs where it did not pass", differing, "samples; one may differ in several ways", "bad")
+    ends = Counter(
+        (sample["error"] or {}).get("code") or sample["status"] for sample in samples if sample["reward"] is None
+    )
+    yield _counted("Ended without a reward", ends, "samples by code; never counted as zeros", "warn")
+
+
+def _truth_calls(sample):
+    return None if sample["ground_truth"] is None else len(sample["ground_truth"])
+
+
+def _by(title, graded, key, filters=False):
+    """Pass rates with intervals, a line for each value of `key` (None: left out); with `filters` a line is a button."""
+    parts = {}
+    for sample in graded:
+        if (value := key(sample)) is not None:
+            parts.setdefault(value, []).append(sample)
+    chosen = sorted(parts, key=lambda value: (isinstance(value, str), value))[:PLOT_LINES]
+    lines = [_line(value, parts[value]) | ({"category": value} if filters else {}) for value in chosen]
+    more = f"; {len(parts) - len(chosen)} more are not drawn" if len(parts) > len(chosen) else ""
+    return {"title": title, "note": f"with 95 % intervals{more}", "style": "bar", "lines": lines}
+
+
+def _line(value, samples):
+    rate = _rate(samples)
+    return rate | {"label": str(value), "figure": f"{100 * rate['value']:.1f} %", "note": f"of {len(samples):,}"}
+
+
+def _counted(title, counts, note, style):
+    """Counts, the greatest first."""
+    most = counts.most_common(COUNTED_LINES)
+    lines = [
+        {"label": label, "value": count / most[0][1], "low": None, "high": None, "figure": f"{count:,}", "note": ""}
+        for label, count in most
+    ]
+    return {"title": title, "note": note, "style": style, "lines": lines}

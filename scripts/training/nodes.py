@@ -1,0 +1,99 @@
+"""Have every node of the cluster looked at by node_check.py, in a Ray job, and refuse what it found.
+
+Guarantees: the job runs under the trainer's Python and the cluster's own Ray, asks for no CPU, and is
+stopped if it takes too long; the Gateway's token goes there in a file that only its owner can
+read and that is removed with the job. Every fault of every node is named.
+"""
+
+import json
+import secrets
+import shlex
+
+import session_client
+from cluster import follow, jobs
+from common.settings import ROOT
+from common.terminal import Failure
+from training import arguments, node_check
+from training import plan as training_plan
+from training.submit import write_token
+
+RUN = "import os; exec(compile(os.environ['NODE_CHECK'], 'node_check.py', 'exec'))"
+OUR_FILES = ("scripts/*.py", "scripts/*.sh", "scripts/*.yaml", "env.example")
+TAIL_LINES = 8
+
+
+def look(plan):
+    """Look at all nodes: what node_check.check gives. Raises Failure with every fault."""
+    settings = plan.settings
+    job = jobs.open_job(settings.RUN_DIR, plan.dashboard, "check", settings.RELAX_PYTHON)
+    probe = settings.EXP_DIR / f".probe-{secrets.token_hex(8)}"
+    try:
+        settings.EXP_DIR.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        spec = _spec(plan, probe, write_token(settings, job.folder))
+        result = _run(job, settings, spec)
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}") from None
+    finally:
+        probe.unlink(missing_ok=True)
+        _leave(job)
+    faults = [f"node {name}: {fault}" for name, found in result["nodes"].items() for fault in found]
+    if faults := faults + result["trials"]:
+        raise Failure("\nerror: ".join(faults))
+    return result
+
+
+def _spec(plan, probe, token_file):
+    """What node_check.py is to compare with; no secret stands in it."""
+    settings = plan.settings
+    model = settings.MODEL_DIR / arguments.MODEL_NAME
+    relax = ("relax/**/*.py", *training_plan.RELAX_FILES)
+    wanted = (
+        (ROOT, OUR_FILES, "this repository"),
+        (settings.RELAX_ROOT, relax, "RELAX_ROOT"),
+        (plan.task.path, (), "the rows"),
+        (model, training_plan.MODEL_FILES, "MODEL_DIR"),
+    )
+    paths = [
+        {"path": str(path), "patterns": patterns, "what": what, "sha256": node_check.fingerprint(path, patterns)}
+        for path, patterns, what in wanted
+    ]
+    names = [name for name in session_client.NAMES if name not in ("GATEWAY_TOKEN", "GYM_URLS")]
+    variables = {name: settings.texts[name] for name in names}
+    limits = {"NEMO_GYM_DEADLINE_S": str(node_check.TRIAL_DEADLINE_S), "NEMO_GYM_LEASE_S": "30"}
+    limits |= {"NEMO_GYM_STARTUP_TIMEOUT_S": "10", "NEMO_GYM_MAX_RETRIES": "5"}
+    return {
+        "root": str(ROOT),
+        "rows": str(plan.task.path),
+        "paths": paths,
+        "exp_dir": str(settings.EXP_DIR),
+        "probe": probe.name,
+        "python": str(settings.RELAX_PYTHON),
+        "gateways": plan.gateways,
+        "api_port": settings.RELAX_API_PORT,
+        "variables": variables | limits | {"GATEWAY_TOKEN_FILE": str(token_file or "")},
+    }
+
+
+def _run(job, settings, spec):
+    """Run the check on the cluster: its result. Raises Failure."""
+    printed = []
+    source = (ROOT / "scripts" / "node_check.py").read_text(encoding="utf-8")
+    texts = {"NODE_CHECK": source, "NODE_CHECK_SPEC": json.dumps(spec)}
+    command = "exec " + shlex.join([str(settings.RELAX_PYTHON), "-c", RUN])
+    job.submit(command, texts, 0, {"py_executable": str(settings.RELAX_PYTHON)}, passing=True)
+    info = follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, 0, printed.append, lambda status: None)
+    lines = "".join(printed).splitlines()
+    told = [line for line in lines if line.startswith(node_check.MARK)]
+    if not told:
+        end = "\n".join(f"  | {line[:300]}" for line in lines[-TAIL_LINES:])
+        raise Failure(f"the look at the nodes ended {info['status']} without a result; its last lines:\n{end}")
+    return json.loads(told[-1].removeprefix(node_check.MARK))
+
+
+def _leave(job):
+    """Stop the job where it still runs, and forget it."""
+    if job.submitted and not job.ended:
+        job.stop()
+    job.ended = True
+    job.close()
