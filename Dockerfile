@@ -50,7 +50,9 @@ RUN unset PYTHONPATH PYTHONDONTWRITEBYTECODE \
 
 FROM packages AS tree
 COPY patches /opt/relax-nemo-gym/patches
-COPY scripts/apply_patches.py scripts/settings.py scripts/terminal.py /opt/relax-nemo-gym/scripts/
+COPY scripts/apply_patches.py /opt/relax-nemo-gym/scripts/
+COPY scripts/common /opt/relax-nemo-gym/scripts/common
+COPY scripts/servers/__init__.py scripts/servers/tree.py /opt/relax-nemo-gym/scripts/servers/
 COPY env.example /opt/relax-nemo-gym/
 RUN .venv/bin/python /opt/relax-nemo-gym/scripts/apply_patches.py --tree . \
     && .venv/bin/python -m compileall -q nemo_gym resources_servers responses_api_agents \
@@ -63,7 +65,7 @@ ARG NEMO_GYM_COMMIT
 ENV NEMO_GYM_COMMIT=${NEMO_GYM_COMMIT}
 STOPSIGNAL SIGINT
 ENTRYPOINT []
-CMD ["/opt/nemo-gym/.venv/bin/python", "/opt/relax-nemo-gym/scripts/supervise.py"]
+CMD ["env", "PYTHONPATH=/opt/relax-nemo-gym/scripts", "/opt/nemo-gym/.venv/bin/python", "-m", "servers.supervise"]
 WORKDIR /opt/relax-nemo-gym
 COPY --from=packages /opt/nemo-gym/.venv /opt/nemo-gym/.venv
 COPY --from=tree /opt/nemo-gym /opt/nemo-gym

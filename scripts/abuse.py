@@ -15,8 +15,9 @@ import os
 import subprocess
 import sys
 
+from common.failure import Failure
 from common.settings import ROOT, from_command_line
-from common.terminal import Failure, run, say
+from common.terminal import run, say
 
 SIZES = ("ABUSE_TRIALS", "ABUSE_ABORTS", "ABUSE_CLIENTS", "ABUSE_EXAMPLES")
 FILES = ("chain/test_abuse_*.py", "chain/test_bad_input.py", "chain/test_ports.py")

@@ -18,26 +18,25 @@ import json
 import math
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster import jobs
+from common import failure, net, program, terminal
 from common import settings as variables
-from common import terminal
-from common.settings import ROOT
+from common.files import write_whole
+from common.net import readyz
+from gateway.health import RELEASE_S, released
 from rollouts import runs
-from servers import processes
+from servers import ports
 from training import actor_log
 
 VERIFIER_LINE = "Workplace Assistant verifier contract passed"
-NO_TRAINER = "not run: rehearsal driver, no trainer on this machine"
 ELSEWHERE = "not run: the verifier listens on the Gym's machine alone; make verify there"
 UNSEEN = "not looked at: "
-ASK_TIMEOUT_S = 5
-RELEASE_S = 15
 VERIFIER_TIMEOUT_S = 120
+DASHBOARD_TIMEOUT_S = 5
 
 
 class Layer:
@@ -49,17 +48,6 @@ class Layer:
     @classmethod
     def judged(cls, name, faults, evidence):
         return cls(name, "failed" if faults else "passed", faults or evidence)
-
-
-def readyz(url):
-    """What the Gateway at `url` says of itself: (ready, answer). The answer is {} where nobody answers."""
-    status, body = processes.get(f"{url}/readyz", ASK_TIMEOUT_S)
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = {}
-    answer = answer if isinstance(answer, dict) else {}
-    return status == 200 and answer.get("ready") is True, answer
 
 
 def services(states):
@@ -75,12 +63,12 @@ def services(states):
 
 def verifier(settings, urls):
     """Play the verifier contract with the stage that owns it, where the verifier is."""
-    if not processes.connects(settings.port("resource")):
-        if not any(processes.is_here(urlsplit(url).hostname) for url in urls):
+    if not ports.connects(settings.port("resource")):
+        if not any(net.is_here(urlsplit(url).hostname) for url in urls):
             return Layer("verifier contract", ELSEWHERE, [])
         nobody = f"nobody listens at {settings.local_url('resource')}, where the verifier would; make gym-up"
         return Layer("verifier contract", UNSEEN + nobody, [])
-    command = [sys.executable, str(ROOT / "scripts" / "verify_verifier.py")]
+    command = program.stage("verify_verifier")
     environment = os.environ | {"GYM_BASE_PORT": str(settings.GYM_BASE_PORT)}
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=VERIFIER_TIMEOUT_S)
@@ -135,37 +123,22 @@ def described(item):
     return f"{item['status']}, reward {item['reward']}, {item['agent_turns']} turns, {calls} tool calls"
 
 
-def released(urls, patience_s=RELEASE_S):
-    """Wait until no Gateway holds a trial and no environment a session: (whether, what was said)."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        answers = [readyz(url)[1] for url in urls]
-        counts = {name: [answer.get(name) for answer in answers] for name in ("active_trials", "open_sessions")}
-        clean = all(set(found) == {0} for found in counts.values())
-        if clean or time.monotonic() > deadline:
-            totals = {name: "unknown" if None in found else sum(found) for name, found in counts.items()}
-            return clean, " ".join(f"{name}={total}" for name, total in totals.items())
-        time.sleep(0.2)
-
-
 def complete_log(run, folder):
     """Take the run's log from Ray, where Ray has more of it than who followed the run: the job's status there.
 
     None where nobody tells. The log as it was is left alone: somebody may be following still.
     """
-    job = jobs.Job(jobs.Dashboard(run.dashboard, ASK_TIMEOUT_S), None, run.id)
+    job = jobs.Job(jobs.Dashboard(run.dashboard, DASHBOARD_TIMEOUT_S), None, run.id)
     try:
         status = job.info().get("status")
         whole = job.logs().encode() if status else b""
-    except terminal.Failure:
+    except failure.Failure:
         return None
     followed = max((log.stat().st_size for log in run.logs if log.exists()), default=0)
     if len(whole) > followed:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{run.id}.whole.log"
-        beside = path.with_name(path.name + ".part")
-        beside.write_bytes(whole)
-        os.replace(beside, path)
+        write_whole(path, whole)
         run.logs = [path]
     return status
 
@@ -173,7 +146,7 @@ def complete_log(run, folder):
 def training_step(run):
     """Judge the actor's log: step metrics are there, and no out-of-memory error and no traceback."""
     if not run.logs:
-        return Layer("training step", NO_TRAINER, [])
+        return Layer("training step", runs.NO_TRAINER, [])
     faults, steps = [], []
     for log in run.logs:
         try:
@@ -198,9 +171,7 @@ def write_report(path, run, layers):
         "layers": shown,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, json.dumps(report, indent=1) + "\n")
 
 
 def show(layers):

@@ -10,66 +10,17 @@ pinned commit's tree and the release's are known. Takes under a second.
   scripts/apply_patches.py --record --tree T  write SHA256SUMS anew from pristine tree(s) T
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
+from common.failure import Failure
 from common.settings import ROOT, from_command_line
-from common.terminal import Failure, run, say
-
-PATCHES = ROOT / "patches"
-SUMS = PATCHES / "SHA256SUMS"
-GYM_COMMIT = "a85670eb167ba9b48cc53a36a070eed815e6c40d"
-REINSTALL = "rm -rf .venv && make setup"
-WORKPLACE = "resources_servers/workplace_assistant"
-
-
-def installed_tree():
-    """Folder that holds the installed `resources_servers`. Raises Failure without nemo-gym."""
-    spec = find_spec("nemo_gym")
-    if spec is None or not spec.submodule_search_locations:
-        raise Failure(f"{sys.executable} has no nemo-gym; run: make setup")
-    return Path(spec.submodule_search_locations[0]).parent
-
-
-def patch_files():
-    return sorted(PATCHES.glob("*.patch"))
-
-
-def digest(path):
-    """sha256 of a file's bytes, or None where there is no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def read_sums():
-    """{relative path: {"pristine": {digest or None}, "patched": {digest}}} from SHA256SUMS."""
-    known = {}
-    for line in SUMS.read_text().splitlines():
-        if line and not line.startswith("#"):
-            value, state, name = line.split()
-            states = known.setdefault(name, {"pristine": set(), "patched": set()})
-            states[state].add(None if value == "absent" else value)
-    return known
-
-
-def is_in(state, tree, known):
-    return all(digest(tree / name) in states[state] for name, states in known.items())
-
-
-def tree_state(tree, known):
-    """ "pristine" or "patched"; raises Failure that names the first file which is neither."""
-    for state in ("patched", "pristine"):
-        if is_in(state, tree, known):
-            return state
-    for name, states in known.items():
-        if digest(tree / name) not in states["pristine"] | states["patched"]:
-            raise Failure(f"{tree / name} is neither as released nor as patched; reinstall: {REINSTALL}")
-    raise Failure(f"{tree} is patched in part; reinstall: {REINSTALL}")
+from common.terminal import run, say
+from servers import tree as nemo_gym
+from servers.tree import digest, installed_tree, is_in, patch_files, read_sums, tree_state
 
 
 def patched_copy(tree, names, scratch):
@@ -98,7 +49,9 @@ def apply(tree):
             scratch = Path(folder)
             patched_copy(tree, known, scratch)
             if not is_in("patched", scratch, known):
-                raise Failure(f"patches/ do not give what {SUMS.name} lists; run: scripts/apply_patches.py --record")
+                raise Failure(
+                    f"patches/ do not give what {nemo_gym.SUMS.name} lists; run: scripts/apply_patches.py --record"
+                )
             for name in known:
                 os.replace(scratch / name, tree / name)
     except OSError as error:
@@ -122,44 +75,7 @@ def record(trees):
             lines |= {(name, "pristine", digest(tree / name) or "absent") for name in names}
             lines |= {(name, "patched", digest(scratch / name)) for name in names}
     head = "# sha256 of each file that patches/ touch, before and after; written by apply_patches.py --record\n"
-    SUMS.write_text(head + "".join(f"{value} {state} {name}\n" for name, state, value in sorted(lines)))
-
-
-def fingerprint(tree):
-    """What a reward depends on: {"gym_commit", "nemo_gym", "pandas", "workplace_tree", "patches"}.
-
-    The hashes are the first 16 hex digits of sha256 over names and contents. The tree's is
-    taken as it stands, patches included.
-    """
-    from importlib.metadata import PackageNotFoundError, version
-
-    def installed(package):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    workplace = tree / WORKPLACE
-    files = [
-        path
-        for kind in ("*.py", "*.csv")
-        for path in workplace.rglob(kind)
-        if ".venv" not in path.parts[len(workplace.parts) :]
-    ]
-    return {
-        "gym_commit": GYM_COMMIT,
-        "nemo_gym": installed("nemo-gym"),
-        "pandas": installed("pandas"),
-        "workplace_tree": hash_files(tree, files),
-        "patches": hash_files(PATCHES, patch_files()),
-    }
-
-
-def hash_files(base, files):
-    total = hashlib.sha256()
-    for path in sorted(files):
-        total.update(f"{path.relative_to(base)}\0{digest(path)}\n".encode())
-    return total.hexdigest()[:16]
+    nemo_gym.SUMS.write_text(head + "".join(f"{value} {state} {name}\n" for name, state, value in sorted(lines)))
 
 
 def main():
@@ -173,7 +89,7 @@ def main():
     trees = args.tree or [installed_tree()]
     if args.record:
         record(trees)
-        say(f"{SUMS.relative_to(ROOT)} written from {len(trees)} tree(s)")
+        say(f"{nemo_gym.SUMS.relative_to(ROOT)} written from {len(trees)} tree(s)")
         return
     for tree in trees:
         changed = apply(tree)

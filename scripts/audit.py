@@ -16,17 +16,14 @@ Not judged: whether a ground truth is what its text asks for, and whether it can
     scripts/run.sh audit --nemo-gym-source-data rows.jsonl
 """
 
-import hashlib
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import requests
-
-import doctor
-from common import settings, terminal
-from common.terminal import Failure
+from checks import registry
+from common import net, settings, terminal
+from common.failure import Failure
+from common.files import sha256_of, write_whole
 from evaluation import audit_checks, audit_plot, audit_result
 from inputs import row_facts, rows
 
@@ -39,7 +36,7 @@ NAMES = ("SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "DATA_ROOT", "NEMO_GYM_MAX_PR
 
 def main():
     values, args = settings.from_command_line(__doc__, *NAMES, configure=add_options)
-    doctor.at_start("audit", values)
+    registry.at_start("audit", values)
     start, path = time.monotonic(), values.rows_path()
     numbered = rows.read_numbered(path, values.LIMIT)
     verifier = audit_checks.Verifier((args.resource_url or values.local_url("resource")).rstrip("/"))
@@ -60,18 +57,9 @@ def add_options(parser):
     parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
 
 
-def sha256_of(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def environment_at(url):
     """What rewards depend on, as the graph's Gateway tells it; None if it does not."""
-    with requests.Session() as client:
-        client.trust_env = False
-        try:
-            return client.get(f"{url}/readyz", timeout=5).json().get("environment")
-        except (requests.RequestException, ValueError, AttributeError):
-            return None
+    return net.readyz(url)[1].get("environment")
 
 
 def ask(verifier, numbered):
@@ -113,9 +101,7 @@ def write(folder, name, result):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
-            beside = folder / f"{file}.part"
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, folder / file)
+            write_whole(folder / file, text)
     except OSError as error:
         raise Failure(f"{folder}: {error.strerror}; DATA_ROOT names another place") from None
     return [folder / file for file in texts]

@@ -16,11 +16,14 @@ import re
 import time
 from contextlib import suppress
 
+from checks import registry
+from common import files
+from common.failure import Failure
 from common.settings import ROOT, from_command_line
-from common.terminal import Failure, run, say, stage
-from gym_up import graph_code
-from servers import container, processes
+from common.terminal import run, say, stage
+from servers import container
 from servers.container import in_words
+from servers.graph import graph_code
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
 INDEXES = (
@@ -29,7 +32,7 @@ INDEXES = (
 )  # fmt: skip
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate", "certificate verification failed")
-PREFLIGHT = [container.PYTHON, f"{container.HOME}/scripts/image_preflight.py"]
+PREFLIGHT = ["env", f"PYTHONPATH={container.HOME}/scripts", container.PYTHON, "-m", "servers.image_preflight"]
 
 
 def network_arguments(environment):
@@ -91,7 +94,7 @@ def build(client, settings, arguments, log, current):
             output.write(text)
             output.flush()
             if "error" in message:
-                end = processes.tail(log)
+                end = files.tail(log)
                 raise Failure(f"the build failed: {cause(message['error'], last, end)}; the end of {log}:\n{end}")
             if text.startswith("Step "):
                 last = text.strip()
@@ -143,10 +146,7 @@ def preflight(client, settings, image):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
-    # Imported here: the doctor knows every stage.
-    import doctor
-
-    doctor.at_start("image", settings)
+    registry.at_start("image", settings)
     client = container.connect()
     check_name(client, settings.NEMO_GYM_IMAGE)
     started = time.monotonic()

@@ -17,7 +17,7 @@ import json
 import os
 
 from common import settings, terminal
-from common.terminal import Failure
+from common.failure import Failure
 from evaluation import comparison, eval_dump
 from evaluation import files as eval_files
 from rollouts import dump as rollout_dump

@@ -20,10 +20,10 @@ Exit status: 0 every sample has a reward, 1 one has none or the run is refused, 
 import hashlib
 import statistics
 
-import doctor
+from checks import registry
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
 from evaluation import bounds, files, tables
 from evaluation import metrics as eval_metrics
 from evaluation import preflight as eval_preflight
@@ -47,7 +47,7 @@ def main():
     settings, _ = variables.from_command_line(__doc__, *NAMES)
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; name the endpoint: make eval MODEL_URL=http://... MODEL=...")
-    doctor.at_start("eval", settings)
+    registry.at_start("eval", settings)
     numbered = rows.read_numbered(settings.rows_path(), settings.LIMIT)
     task_rows = [row for _, row in numbered]
     sampling, extra = sampling_of(settings)

@@ -11,11 +11,10 @@ minute to start, all faults in 20 minutes on 2 cores. The full disk needs root (
   make faults
   scripts/run.sh faults --faults kill-agent,disk-full --fault-trials 16
   scripts/run.sh faults --list
-  scripts/run.sh faults --readme      writes the results that are there into README.md, runs nothing
+  scripts/run.sh faults --publish      writes the results that are there into tests/MEASURED.md, runs nothing
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -24,16 +23,18 @@ from pathlib import Path
 
 import httpx
 
-from apply_patches import WORKPLACE, installed_tree
+from common.failure import Failure
+from common.files import write_whole
 from common.git import commit
 from common.settings import from_command_line
-from common.terminal import Failure, run, say, stage
+from common.terminal import run, say, stage
 from inputs import rows
 from proofs import fault_table, observed_server
 from proofs.fault_load import Policy
 from proofs.fault_matrix import FAULTS, mount_small_disk, unmount
 from proofs.fault_run import suffer
 from proofs.rig import Graph, free_block, run_script
+from servers.tree import WORKPLACE, installed_tree
 
 CONCURRENCY = 16
 # Within one free block: the graph's ports come first.
@@ -111,9 +112,7 @@ def save(folder, line):
         ("matrix.json", json.dumps({"format": 1, "faults": lines}, indent=1, sort_keys=True)),
         ("matrix.md", fault_table.markdown(lines)),
     ):
-        beside = folder / f"{name}.part"
-        beside.write_text(text)
-        os.replace(beside, folder / name)
+        write_whole(folder / name, text)
 
 
 def measure(faults, settings, results):
@@ -140,16 +139,18 @@ def measure(faults, settings, results):
 def main():
     def configure(parser):
         parser.add_argument("--list", action="store_true", help="name the faults and run none")
-        parser.add_argument("--readme", action="store_true", help="write the results into README.md and run none")
+        parser.add_argument(
+            "--publish", action="store_true", help="write the results into tests/MEASURED.md and run none"
+        )
 
     settings, args = from_command_line(__doc__, "DATA_ROOT", "FAULTS", "FAULT_TRIALS", configure=configure)
     results = settings.DATA_ROOT / "faults"
     if args.list:
         say("\n".join(f"{fault.name:<18} {fault.what}" for fault in FAULTS.values()))
         return 0
-    if args.readme:
-        fault_table.write_readme(results)
-        say(f"README.md holds the {len(FAULTS)} lines of {results / 'matrix.json'}")
+    if args.publish:
+        fault_table.publish(results)
+        say(f"tests/MEASURED.md holds the {len(FAULTS)} lines of {results / 'matrix.json'}")
         return 0
     faults = [FAULTS[name] for name in settings.FAULTS or FAULTS]
     if failed := measure(faults, settings, results):

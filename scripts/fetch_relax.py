@@ -14,8 +14,9 @@ import subprocess
 
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
-from training.plan import RELAX_FILES, commit
+from common.failure import Failure
+from common.git import commit
+from training.plan import RELAX_FILES
 
 CURES = {
     "clone": "check RELAX_URL, the network and the proxy variables, or set RELAX_ROOT to a checkout",

@@ -7,36 +7,9 @@ what is left after that is ended by signal. Trial records and logs stay under RU
   scripts/run.sh gym_down
 """
 
-import os
-import signal
-import time
-
 from common.settings import from_command_line
 from common.terminal import run, say
-from servers import container, processes
-
-SUPERVISOR_GRACE_S = 30
-
-
-def end_graph(settings):
-    """End the graph of this RUN_DIR. Returns the number of processes and containers it had."""
-    return container.end_containers(settings) + end_processes(settings)
-
-
-def end_processes(settings):
-    running = processes.ours(settings, "gym")
-    for process in running:
-        if "supervise.py" in process.command:
-            os.kill(process.pid, signal.SIGTERM)
-            wait_for(process)
-    processes.PrivateRay(settings, "gym").stop()
-    return len(running)
-
-
-def wait_for(process):
-    deadline = time.monotonic() + SUPERVISOR_GRACE_S
-    while process.alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
+from servers.graph import end_graph
 
 
 def main():

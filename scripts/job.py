@@ -16,10 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-import session_client
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
+from common.files import write_whole
+from gateway import trial_request
 from gateway.client import ClientError, Gateway
 from inputs import rows
 
@@ -59,9 +60,7 @@ def wait_ready(settings, url):
 def convert(source, limit, target):
     """Write the first `limit` raw rows of `source` to `target` as the trainer reads them: their number."""
     prompts = [json.dumps(rows.to_relax(row)) + "\n" for row in rows.read_rows(source, limit)]
-    beside = target.with_name(target.name + ".part")
-    beside.write_text("".join(prompts), encoding="utf-8")
-    os.replace(beside, target)
+    write_whole(target, prompts)
     return len(prompts)
 
 
@@ -69,11 +68,8 @@ def main():
     args = command_line()
     if args.secrets:
         take_secrets(args.secrets)
-    try:
-        # Only the session client's: a trainer may use our other names for something else.
-        settings = variables.load(names=session_client.NAMES)
-    except variables.SettingsError as error:
-        raise Failure(error) from None
+    # Only the session client's: a trainer may use our other names for something else.
+    settings = variables.load(names=trial_request.NAMES)
     for url in settings.gateway_urls:
         wait_ready(settings, url)
     count = convert(args.rows, args.limit, args.prompts)

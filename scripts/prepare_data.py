@@ -22,20 +22,17 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-from common import settings, terminal
-from common.terminal import Failure
+from checks import registry
+from common import files, settings, terminal
+from common.failure import Failure
+from common.files import write_whole
 from inputs import hub, row_facts, rows
-
-LOCK = settings.ROOT / "data" / "dataset.lock.json"
-PUBLISHED = ("train", "validation")
+from inputs.pins import LOCK, PUBLISHED, read_lock
 
 
 def main():
     values, args = settings.from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
-    # Imported here: the doctor knows every stage.
-    import doctor
-
-    doctor.at_start("data", values)
+    registry.at_start("data", values)
     folder = values.gym_data
     with hub.disk_faults_in_words("DATA_ROOT", folder), alone_in(folder):
         lock = accept(args.accept, args.lock, folder) if args.accept else read_lock(args.lock)
@@ -53,7 +50,7 @@ def add_options(parser):
 def prepare(lock, lock_path, split, path):
     """Put one split in place at `path` and its converted rows beside it; print what is in it."""
     pin, source = lock["splits"][split], path
-    if hub.sha256_of(path) != pin["sha256"]:
+    if files.sha256_of(path) != pin["sha256"]:
         source = obtain(lock, split, path.parent)
         refuse_other_bytes(source, pin, lock, lock_path)
     found = rows.read_rows(source)
@@ -62,7 +59,7 @@ def prepare(lock, lock_path, split, path):
     converted = [convert(row, f"{source}: row {number}") for number, row in enumerate(found, 1)]
     os.replace(source, path)
     relax_path = path.with_name(f"{path.stem}_relax.jsonl")
-    write_beside(relax_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in converted))
+    write_whole(relax_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in converted))
     terminal.say(summary(found))
     terminal.say(
         f"Workplace Assistant data ready: split={split} rows={len(found)} relax_rows={len(converted)} "
@@ -106,7 +103,7 @@ def copy_from_package(pin, folder):
 
 
 def refuse_other_bytes(staged, pin, lock, lock_path):
-    digest = hub.sha256_of(staged)
+    digest = files.sha256_of(staged)
     if digest == pin["sha256"]:
         return
     # The client would take the file for done; without it the next run asks the hub again.
@@ -126,27 +123,11 @@ def accept(revision, lock_path, folder):
     for split in PUBLISHED:
         staged = obtain(lock, split, folder)
         found = [convert(row, f"{staged}: row {number}") for number, row in enumerate(rows.read_rows(staged), 1)]
-        lock["splits"][split] |= {"sha256": hub.sha256_of(staged), "rows": len(found)}
+        lock["splits"][split] |= {"sha256": files.sha256_of(staged), "rows": len(found)}
     with hub.disk_faults_in_words("--lock", lock_path):
-        write_beside(lock_path, json.dumps(lock, indent=2) + "\n")
+        write_whole(lock_path, json.dumps(lock, indent=2) + "\n")
     terminal.say(f"Dataset revision accepted: revision={lock['revision']} lock={lock_path}")
     return lock
-
-
-def read_lock(path):
-    try:
-        lock = json.loads(path.read_text(encoding="utf-8"))
-        for pin in (lock["splits"][split] for split in (*PUBLISHED, "example")):
-            fits = isinstance(pin["rows"], int) and isinstance(pin["file"], str) and len(pin["sha256"]) == 64
-            if not fits:
-                raise ValueError("a split without file, sha256 and rows")
-        if not (isinstance(lock["repo_id"], str) and hub.COMMIT.fullmatch(lock["revision"])):
-            raise ValueError("no repo_id or no full commit as revision")
-        return lock
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; git checkout data/{LOCK.name} brings it back") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Failure(f"{path}: not a dataset lock ({error}); git checkout data/{LOCK.name} brings it back") from None
 
 
 @contextmanager
@@ -158,16 +139,6 @@ def alone_in(folder):
         with suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
-
-
-def write_beside(path, text):
-    """Write a file in one step: whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def summary(found):

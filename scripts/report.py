@@ -12,17 +12,18 @@ loads nothing, and forbids itself to); text of a run stays text; rewards are the
     scripts/run.sh report --run data/experiments/rehearsal/rollout_result/train/ID.jsonl --out report.html
 """
 
-import os
+from itertools import chain
 from pathlib import Path
 
-from apply_patches import fingerprint, installed_tree
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
+from common.files import write_whole
 from pages import inline
 from reports import reasons as report_reasons
 from reports import samples as report_samples
 from reports import summary
+from servers.tree import fingerprint, installed_tree
 
 OPTIONS = ("RUN", "DATA_ROOT", "EXP_DIR", "SPLIT", "NEMO_GYM_SOURCE_DATA")
 TASK_SHOWN, WHY_SHOWN = 300, 400
@@ -140,14 +141,10 @@ def write(path, source):
     } | summary.summary(samples, reasons)
     page, _ = inline.load("report.html")
     head, _, tail = page.partition(inline.DATA_PLACE)
-    beside = path.with_name(path.name + ".part")
+    tasks = (inline.data(f"t{nth}", task) for nth, task in tasks_of(samples).items())
+    details = map(_details, range(len(samples)), samples, reasons)
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(head + inline.data("run", run))
-            file.writelines(inline.data(f"t{nth}", task) for nth, task in tasks_of(samples).items())
-            file.writelines(map(_details, range(len(samples)), samples, reasons))
-            file.write(tail)
-        os.replace(beside, path)
+        write_whole(path, chain([head + inline.data("run", run)], tasks, details, [tail]))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; --out names another place") from None
     return run

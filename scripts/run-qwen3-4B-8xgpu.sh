@@ -25,4 +25,4 @@ source "$MODEL_CONFIG_DIR/qwen3-4B.sh"
 
 # Any Python with Ray does; the entrypoint's PYTHONPATH is meant for the job, not for this.
 python=${SUBMIT_PYTHON:-python3}
-exec env -u PYTHONPATH "$python" "$root/scripts/train_submit.py" "$@" -- "${MODEL_ARGS[@]}"
+exec env PYTHONPATH="$root/scripts" "$python" -m training.submit "$@" -- "${MODEL_ARGS[@]}"

@@ -16,6 +16,7 @@ if [[ -z $name || ! -f $stage ]]; then
 fi
 shift
 arguments=$#
+flags=()
 
 # Only what the lock pins may be imported.
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
@@ -40,7 +41,7 @@ any_python() {
 set_up() {
     local any
     if [[ ! -e $root/.venv/.ready/packages && $arguments -eq 0 ]] && any=$(any_python 2>/dev/null); then
-        "$any" "$root/scripts/first_look.py" "$name"
+        PYTHONPATH=$root/scripts "$any" -m checks.first_look "$name"
     fi
     "$root/scripts/setup.sh" "$@"
 }
@@ -57,11 +58,14 @@ case $name in
             exit 0
         fi
         ;;
-    doctor) [[ -x $python ]] || python=$(any_python) ;;
+    doctor)
+        [[ -x $python ]] || python=$(any_python)
+        flags=(-B) # byte code beside a module would be a change
+        ;;
     train | accept) if trains_here; then python=python3; else set_up; fi ;;
     abuse) set_up test ;;
     *) set_up ;;
 esac
 
 export SETUP_SECONDS=$SECONDS
-exec "$python" "$stage" "$@"
+exec "$python" ${flags[@]+"${flags[@]}"} "$stage" "$@"

@@ -19,39 +19,19 @@ Standard library only and few imports: a rollout starts hundreds of these.
     python3 scripts/session_client.py        (with the RELAX_* variables set)
 """
 
-import hashlib
 import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 from common import settings as variables
-from common.terminal import printable
+from common.failure import Failure, printable
+from common.files import write_whole
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit, refuse_constant
+from gateway.trial_request import NAMES, create_payload, gateway_of, result_of
 
-PROTOCOL = "relax-nemo-gym/v1"
-REWARDED = ("completed", "truncated")
 RELAX_NAMES = ("INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSION_ID", "ROLLOUT_MODE", "GROUP_ID")
-# Only these are read and checked: the process runs among a trainer's own variables.
-NAMES = [
-    "NEMO_GYM_URL",
-    "GYM_URLS",
-    "GYM_HOST",
-    "GYM_BASE_PORT",
-    "GATEWAY_TOKEN",
-    "GATEWAY_TOKEN_FILE",
-    "NEMO_GYM_ENVIRONMENT",
-    "NEMO_GYM_CONFIG",
-    "NEMO_GYM_MODEL",
-    "NEMO_GYM_INTERRUPT_POLICY",
-    "NEMO_GYM_DEADLINE_S",
-    "NEMO_GYM_LEASE_S",
-    "NEMO_GYM_STARTUP_TIMEOUT_S",
-    "NEMO_GYM_REQUEST_TIMEOUT_S",
-    "NEMO_GYM_MAX_RETRIES",
-    "NEMO_GYM_RETRY_BACKOFF_S",
-]
-ATTEMPT = 1
 # The trainer kills what is left of the process group 5 s after SIGTERM.
 LAST_WORD_S = 3.5
 
@@ -102,64 +82,11 @@ def read_task(path):
     return {"messages": messages, "metadata": metadata}
 
 
-def request_id(session):
-    """Stable for one launch, new for the next; does not reveal the session id."""
-    launch = "\0".join((session["SESSION_IO_DIR"], session["SESSION_ID"], str(ATTEMPT)))
-    return "relax-" + hashlib.sha256(launch.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def gateway_of(urls, session_id):
-    """The Gateway of a session: the same each time it is asked, and about as many sessions for each."""
-    return urls[int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % len(urls)]
-
-
-def create_payload(settings, session, task):
-    """The body of POST /v1/trials."""
-    return {
-        "protocol_version": PROTOCOL,
-        "request_id": request_id(session),
-        "session": {
-            "session_id": session["SESSION_ID"],
-            "group_id": session["GROUP_ID"],
-            "rollout_mode": session["ROLLOUT_MODE"],
-            "attempt": ATTEMPT,
-        },
-        "environment": {"name": settings.NEMO_GYM_ENVIRONMENT, "config": settings.NEMO_GYM_CONFIG, "task": task},
-        "model_endpoint": {
-            "base_url": session["BASE_URL"],
-            "api_key": session["SESSION_ID"],
-            "model": settings.NEMO_GYM_MODEL,
-        },
-        "generation": {"responses_create_params": {}, "sampling_params": {}},
-        "interrupt_policy": settings.NEMO_GYM_INTERRUPT_POLICY,
-        "deadline_s": settings.NEMO_GYM_DEADLINE_S,
-        "lease_s": settings.NEMO_GYM_LEASE_S,
-        "metadata": {},
-    }
-
-
-def result_of(snapshot, trial_id):
-    """What the trainer reads. Raises ClientError when the trial ended without a reward."""
-    status, reward, error = snapshot["status"], snapshot.get("reward"), snapshot.get("error")
-    number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
-    if status not in REWARDED or not number:
-        error = error if isinstance(error, dict) else {}
-        cause = "".join(f", {key} {error[key]}" for key in ("type", "cause") if error.get(key))
-        raise ClientError(f"trial {trial_id} ended {status} without a reward: {error.get('code')}{cause}")
-    kept = {"request_id": trial_id, "status": status, "metrics": snapshot.get("metrics"), "error": error}
-    return {"reward": reward, "metadata": {"nemo_gym": kept}}
-
-
 def write_result(path, result):
     """Put the result at `path`, whole or not at all. Raises ClientError."""
-    beside = f"{path}.{os.getpid()}.part"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump(result, file)
-        os.replace(beside, path)
+        write_whole(Path(path), json.dumps(result))
     except OSError as error:
-        if os.path.exists(beside):
-            os.unlink(beside)
         raise ClientError(f"RELAX_OUTPUT_JSON: {path}: {error.strerror}") from None
 
 
@@ -208,9 +135,9 @@ def main():
         settings = variables.load(names=NAMES)
         secrets.append(settings.GATEWAY_TOKEN)
         roll_out(settings, read_session(os.environ))
-    except (ClientError, variables.SettingsError) as fault:
+    except Failure as fault:
         complain(str(fault), *secrets)
-        return getattr(fault, "exit_status", 2)
+        return fault.exit_status
     except Interrupted as interruption:
         signum = interruption.args[0]
         complain(f"{signal.Signals(signum).name}: stopped; the trial was told to abort if it had begun", *secrets)

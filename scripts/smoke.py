@@ -16,15 +16,14 @@ one rollout, one optimizer step at most, with the real trainer and model.
 import os
 import signal
 import subprocess
-import sys
 import time
 from urllib.parse import urlsplit
 
-import accept
+from checks import registry
+from common import net, program, terminal
 from common import settings as variables
-from common import terminal
-from common.settings import ROOT
-from common.terminal import Failure
+from common.failure import Failure
+from gateway import health
 from inputs import rows
 from rollouts import dump as rollout_dump
 from rollouts import runs
@@ -56,15 +55,15 @@ class Smoke:
     def __init__(self, settings):
         self.settings, self.earlier = settings, runs.rehearsals(settings)
         self.environment = os.environ | {name: settings.texts[name] for name in OPTIONS}
-        self.here = any(processes.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
+        self.here = any(net.is_here(urlsplit(url).hostname) for url in settings.gateway_urls)
         self.child, self.signalled = None, None
         self.results = []
         self.stages = {
             "data": self.data,
-            "graph": lambda: self.script("gym_up.py"),
-            "verifier contract": lambda: self.script("verify_verifier.py"),
+            "graph": lambda: self.script("gym_up"),
+            "verifier contract": lambda: self.script("verify_verifier"),
             "deterministic trial": self.trial,
-            "Ray job": lambda: self.script("submit.py"),
+            "Ray job": lambda: self.play("rollouts/submit.py", program.room("rollouts.submit")),
             "rewards": self.rewards,
             "acceptance": self.acceptance,
             "released": self.released,
@@ -78,7 +77,7 @@ class Smoke:
         gym = ("graph", "verifier contract", "deterministic trial") if self.here else ()
         stages = {name: stage for name, stage in self.stages.items() if name in ("data", *gym)}
         last = {name: self.stages[name] for name in ("acceptance", "released")}
-        return stages | {"training job": lambda: self.script("train.py")} | last
+        return stages | {"training job": lambda: self.script("train")} | last
 
     def run(self):
         """Run the stages up to the first that fails: whether all passed."""
@@ -99,9 +98,12 @@ class Smoke:
         return result == "passed"
 
     def script(self, name, *arguments):
-        """Run a stage's script to its end, its output shown as it comes. Raises Failure or Interrupted."""
+        """Run a stage's script to its end."""
+        self.play(f"{name}.py", program.stage(name, *arguments))
+
+    def play(self, name, command):
+        """Run a program to its end, its output shown as it comes. Raises Failure or Interrupted."""
         # In a session of its own, so that Ctrl-C reaches it once: through `forward`.
-        command = [sys.executable, str(ROOT / "scripts" / name), *arguments]
         self.child = subprocess.Popen(command, env=self.environment, start_new_session=True)
         if self.signalled:
             self.child.send_signal(self.signalled)
@@ -119,7 +121,7 @@ class Smoke:
 
     def data(self):
         if not self.settings.NEMO_GYM_SOURCE_DATA:
-            self.script("prepare_data.py")
+            self.script("prepare_data")
         path = self.settings.rows_path()
         return f"{len(rows.read_rows(path, self.settings.LIMIT))} rows"
 
@@ -128,11 +130,11 @@ class Smoke:
 
     def trial(self):
         # Over loopback, from which a loopback callback is allowed, whatever GYM_HOST is.
-        self.script("verify_trial.py", "--nemo-gym-url", self.settings.local_url("gateway"))
+        self.script("verify_trial", "--nemo-gym-url", self.settings.local_url("gateway"))
 
     def acceptance(self):
         chosen = () if self.settings.RAY_ADDRESS else ("--dump", str(self.dump()))
-        self.script("accept.py", *chosen)
+        self.script("accept", *chosen)
 
     def rewards(self):
         """Check what the rollouts earned: the ground truth must earn 1 on every row."""
@@ -147,7 +149,7 @@ class Smoke:
         return note
 
     def released(self):
-        clean, said = accept.released(self.settings.gateway_urls)
+        clean, said = health.released(self.settings.gateway_urls)
         terminal.say(said)
         if not clean:
             raise Failure(f"{', '.join(self.settings.gateway_urls)}: state is still held: {said}")
@@ -168,7 +170,7 @@ def verdict(smoke):
     if smoke.settings.RAY_ADDRESS:
         return ["The layers, with what proves each, are above and in accept.json; a step is claimed only there."]
     lines = [f"{layer + ':':<20}{results.get(stage, 'not run')}" for layer, stage in LAYERS.items()]
-    lines.append(f"{'training step:':<20}{accept.NO_TRAINER}")
+    lines.append(f"{'training step:':<20}{runs.NO_TRAINER}")
     actors = {
         "oracle": "the rows' ground truth stood in for the policy model",
         "noop": "a policy that does nothing stood in for the policy model",
@@ -182,10 +184,7 @@ def verdict(smoke):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
-    # Imported here: the doctor knows every stage.
-    import doctor
-
-    doctor.at_start("smoke", settings)
+    registry.at_start("smoke", settings)
     smoke = Smoke(settings)
     for number in SIGNALS:
         signal.signal(number, smoke.forward)

@@ -13,10 +13,11 @@ job that does not end. Trial records and logs stay under RUN_DIR.
 from shlex import quote
 
 from cluster import jobs
+from common.failure import Failure
 from common.settings import from_command_line
-from common.terminal import Failure, run, say
-from gym_down import end_graph
-from servers import processes
+from common.terminal import run, say
+from servers import private_ray, processes
+from servers.graph import end_graph
 
 
 def forget_jobs(settings, dashboard_url):
@@ -55,7 +56,7 @@ def stop_jobs(settings, own_dashboard):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
-    rehearsal = processes.PrivateRay(settings, "rehearsal")
+    rehearsal = private_ray.PrivateRay(settings, "rehearsal")
     faults = stop_jobs(settings, rehearsal.dashboard_url)
     ended = rehearsal.stop() + end_graph(settings)
     forget_jobs(settings, rehearsal.dashboard_url)

@@ -4,6 +4,8 @@
 On a machine that reaches the cluster's dashboard and has the trainer's checkout, usually the
 cluster's head; takes a minute until the job is submitted, then as long as the job. Checked are the
 budgets, the paths and their contents on every node, the way from each node to the Gateways and
+from common.files import write_whole
+from common.files import write_whole
 from the Gym's machine back to the model, free GPUs and running jobs: the entrypoint would stop
 those, so they are refused unless FORCE=1. Guarantees: every fault found is named before anything is
 submitted; the training job's status is the exit status; Ctrl-C stops the job and confirms it.
@@ -21,10 +23,13 @@ import subprocess
 import sys
 import time
 
+from checks import registry
 from cluster import jobs
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
+from common.files import write_whole
+from rollouts import runs as rollouts_runs
 from training import arguments, nodes, submit
 from training.container import inside
 from training.plan import RELAX_FILES, Plan
@@ -45,7 +50,7 @@ def write_submission(plan):
     settings = plan.settings
     model_args = sourced_model_args(settings.RELAX_ROOT / RELAX_FILES[1])
     words = [*model_args, *arguments.command_line(plan.arguments)]
-    runs = settings.EXP_DIR / arguments.RUN_NAME / "runs"
+    runs = settings.EXP_DIR / rollouts_runs.RUN_NAME / "runs"
     submission = {
         "entrypoint_command": plan.command(),
         "job": {
@@ -61,9 +66,7 @@ def write_submission(plan):
     }
     path = settings.RUN_DIR / "train" / "submission.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(submission, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, json.dumps(submission, indent=1) + "\n")
     return path
 
 
@@ -132,10 +135,7 @@ def refuse(faults):
 
 def main():
     settings, _ = variables.from_command_line(__doc__, *OPTIONS)
-    # Imported here: the doctor knows every stage.
-    import doctor
-
-    doctor.at_start("train", settings)
+    registry.at_start("train", settings)
     plan = Plan(settings)
     plan.look(plan.environment, plan.rows, plan.budgets, plan.paths, plan.services)
     if settings.RAY_ADDRESS or settings.DRY_RUN == "0":

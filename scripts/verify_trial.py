@@ -15,13 +15,13 @@ import json
 import secrets
 import time
 
-import session_client
 from common import settings, terminal
-from common.terminal import Failure
+from common.failure import Failure
+from gateway import trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial
 from inputs import rows
 from policy import model_api
-from verify_verifier import FOUND, REPLIED, REPLY, SEARCH, example_row
+from servers.verifier import FOUND, REPLIED, REPLY, SEARCH, example_row
 
 EXPECTED = "reward=1.0 tool_calls=2 tool_outputs=2 callbacks=3"
 DEADLINE_S = 120
@@ -107,7 +107,7 @@ def play(values, gateway, row, host):
         raise Failure(f"--callback-host {host}: {error.strerror}; give an address of this machine") from None
     relax = rows.to_relax(row)
     task = {"messages": relax["input"], "metadata": relax["metadata"]}
-    payload = session_client.create_payload(values, session_of(server, task), task)
+    payload = trial_request.create_payload(values, session_of(server, task), task)
     trial = Trial(gateway, payload | {"deadline_s": DEADLINE_S})
     try:
         return policy, trial.finish()
@@ -133,7 +133,7 @@ def judge(policy, snapshot):
     """The result line's figures. Raises Failure or ClientError with what was wrong before them."""
     if policy.fault:
         raise Failure(f"{policy.fault} (trial {snapshot['status']}, error {json.dumps(snapshot.get('error'))})")
-    result = session_client.result_of(snapshot, snapshot.get("request_id"))
+    result = trial_request.result_of(snapshot, snapshot.get("request_id"))
     if snapshot["status"] != "completed":
         raise Failure(f"trial ended {snapshot['status']}: {json.dumps(snapshot.get('error'))}")
     metrics = snapshot.get("metrics") or {}

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import session_client
 import verify_trial
-from apply_patches import WORKPLACE, installed_tree
+from gateway import trial_request
 from gateway.client import Gateway, Trial
 from inputs import rows
 from policy import model_api
+from servers.tree import WORKPLACE, installed_tree
 from task_rows import SHARED_DATA
 
 # Rows that every backend plays: the first so many of each file.
@@ -77,7 +77,7 @@ def of_graph(settings, task_rows):
         relax = rows.to_relax(row)
         task = {"messages": relax["input"], "metadata": relax["metadata"]}
         session = verify_trial.session_of(server, task)
-        payload = session_client.create_payload(settings, session, task)
+        payload = trial_request.create_payload(settings, session, task)
         snapshot = Trial(Gateway(settings), payload).finish()
         return seen.get(session["SESSION_ID"]), snapshot["reward"]
 

@@ -1,11 +1,11 @@
 """Rows and model: there, whole, and those that are pinned; or else to be had from the hub."""
 
-import fetch_model
-import prepare_data
 from checks.machine import MB, room
 from checks.probe import fail, failed, ok, warn
-from common.terminal import Failure
-from inputs import hub, rows
+from common import files
+from common.failure import Failure
+from inputs import hub, pins, rows
+from inputs import weights as inputs_weights
 
 MODEL_MB = 8300
 
@@ -17,10 +17,10 @@ def task_rows(case):
         found = rows.read_rows(s.NEMO_GYM_SOURCE_DATA, s.LIMIT)
         return ok(f"{len(found)} rows of {s.NEMO_GYM_SOURCE_DATA}, all fit to run")
     split = "train" if case.trains and not s.is_given("SPLIT") else s.SPLIT
-    path, lock = s.rows_path(split), prepare_data.read_lock(prepare_data.LOCK)
+    path, lock = s.rows_path(split), pins.read_lock(pins.LOCK)
     pin = lock["splits"][split]
     try:
-        digest = hub.sha256_of(path)
+        digest = files.sha256_of(path)
     except OSError as error:
         return fail(f"{path}: {error.strerror}", "move away what is in its way, or set DATA_ROOT to another folder")
     if digest == pin["sha256"]:
@@ -44,8 +44,8 @@ def model(case):
     """The model folder is whole, or, where it is to be fetched, the hub has it and there is room."""
     folder = case.settings.MODEL_DIR / "Qwen3-4B"
     try:
-        weights = fetch_model.check(folder)
-    except (fetch_model.Incomplete, OSError) as fault:
+        weights = inputs_weights.check(folder)
+    except (inputs_weights.Incomplete, OSError) as fault:
         return _absent(case, f"{folder}: {fault}")
     size = sum(path.stat().st_size for path in weights)
     return ok(f"{folder} whole: {len(weights)} weight files, {size / 1e9:.1f} GB")
@@ -53,7 +53,7 @@ def model(case):
 
 def _absent(case, what):
     if case.stage == "model":
-        hub.refuse_unreachable(fetch_model.REPO, "main", "model")
+        hub.refuse_unreachable(inputs_weights.REPO, "main", "model")
         return ok(f"{what}; the hub has it")
     if case.trains:
         return failed(f"{what}; make model, or set MODEL_DIR")

@@ -13,9 +13,9 @@ from common import terminal
 def main():
     settings, args = variables.from_command_line(__doc__, configure=lambda parser: parser.add_argument("name"))
     # Imported here: it is worth nothing where a variable does not fit.
-    import doctor
+    from checks import registry
 
-    doctor.at_start(doctor.stage_of(args.name), settings, tell=lambda line: None)
+    registry.at_start(registry.stage_of(args.name), settings, tell=lambda line: None)
 
 
 if __name__ == "__main__":

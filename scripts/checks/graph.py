@@ -3,12 +3,12 @@
 Asked are the graph's own pages on loopback; a Gateway elsewhere is asked for its /readyz alone.
 """
 
-import apply_patches
-import gym_up
-from checks.machine import run_folder
-from checks.probe import ask, fail, failed, ok, warn
-from common.terminal import Failure
-from servers import container, processes
+from checks.probe import fail, failed, ok, warn
+from common.failure import Failure
+from common.net import ask
+from servers import container, ports, processes, tree
+from servers import graph as servers_graph
+from servers.processes import run_folder
 
 COMMIT_VARIABLE = "NEMO_GYM_COMMIT="
 # Stages that start none themselves.
@@ -44,12 +44,12 @@ def _image(client, settings, verdict):
     """The image holds this clone's code and patches and the pinned commit; the container's name is free or ours."""
     try:
         container.refuse_foreign(client, settings)
-        image = container.find_image(client, settings, gym_up.graph_code())
+        image = container.find_image(client, settings, servers_graph.graph_code())
     except Failure as fault:
         return failed(fault, verdict)
     variables = image.attrs.get("Config", {}).get("Env") or []
     commit = next((each[len(COMMIT_VARIABLE) :] for each in variables if each.startswith(COMMIT_VARIABLE)), None)
-    if commit != apply_patches.GYM_COMMIT:
+    if commit != tree.GYM_COMMIT:
         return failed(f"the image {settings.NEMO_GYM_IMAGE} holds NeMo Gym {commit}; make image", verdict)
     return ok(f"image {settings.NEMO_GYM_IMAGE}: commit {commit[:12]}, code and patches of this clone")
 
@@ -75,7 +75,7 @@ def _state(case):
 
 def _silent(case):
     url = case.gateway.url.rpartition("/")[0]
-    if any("supervise.py" in each.command for each in case.ours):
+    if any(map(processes.is_supervisor, case.ours)):
         return warn(
             f"servers run and the Gateway at {url} {case.gateway.told()}", "wait, if they start; else make gym-up"
         )
@@ -87,13 +87,11 @@ def _silent(case):
 def _stale(case, state):
     """A Finding for a graph that this clone would not start as it is; None for one that fits."""
     s, commit = case.settings, str(state.get("gym_commit"))
-    if commit != apply_patches.GYM_COMMIT:
-        return fail(
-            f"{case.gateway.url}: NeMo Gym {commit[:12]}, not {apply_patches.GYM_COMMIT[:12]}", "make gym-up there"
-        )
-    if not case.gym_is_here or state.get("config_fingerprint") == gym_up.graph_fingerprint(s):
+    if commit != tree.GYM_COMMIT:
+        return fail(f"{case.gateway.url}: NeMo Gym {commit[:12]}, not {tree.GYM_COMMIT[:12]}", "make gym-up there")
+    if not case.gym_is_here or state.get("config_fingerprint") == servers_graph.graph_fingerprint(s):
         return None
-    process = processes.listener({inode for _, port, inode in processes.listening() if port == s.port("gateway")})
+    process = ports.listener({inode for _, port, inode in ports.listening() if port == s.port("gateway")})
     folder = process and run_folder(process)
     if folder and folder != processes.mark(s):
         return fail(
@@ -142,10 +140,10 @@ def head_server(case):
 def exposed(case):
     """Only the Gateway listens beyond loopback."""
     try:
-        gym_up.check_loopback(case.settings)
+        servers_graph.check_loopback(case.settings)
     except Failure as fault:
         return failed(f"{fault}; make gym-down, and report this")
-    beyond = processes.beyond_loopback(processes.ours(case.settings, "rehearsal"))
+    beyond = ports.beyond_loopback(processes.ours(case.settings, "rehearsal"))
     if beyond:
         return fail(f"the rehearsal's Ray listens on {beyond[0][0]}:{beyond[0][1]}", "make stop, and report this")
     return ok("nothing of ours but the Gateway listens beyond loopback")

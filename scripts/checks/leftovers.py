@@ -10,11 +10,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from checks.machine import own_folder
-from checks.probe import ask, ok, temporary_folder, warn
-from common.terminal import Failure
+from checks.probe import ok, temporary_folder, warn
+from common.failure import Failure
+from common.net import ask
 from servers import container as docker_backend
+from servers import private_ray
 from servers import processes as own_processes
+from servers.processes import own_folder
 
 # A folder is there before the process that it is for.
 NEW_S = 60
@@ -33,7 +35,7 @@ def processes(case):
         for folder, pids in orphans.items()
     ]
     servers = own_processes.ours(case.settings, "gym")
-    if servers and not any("supervise.py" in each.command for each in servers):
+    if servers and not any(map(own_processes.is_supervisor, servers)):
         found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
     return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
 
@@ -78,7 +80,7 @@ def _dashboard(folder):
 
 def _unheard(settings, urls):
     """Those dashboards at which nobody answers: `make stop` cannot end their jobs, but for those on our own Ray."""
-    others = urls - {own_processes.PrivateRay(settings, "rehearsal").dashboard_url}
+    others = urls - {private_ray.PrivateRay(settings, "rehearsal").dashboard_url}
     return {url for url in others if not ask(f"{url}/api/version").status}
 
 

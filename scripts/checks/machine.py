@@ -13,12 +13,14 @@ import subprocess
 from pathlib import Path
 from shlex import quote
 
-import apply_patches
-import gym_up
 from checks.probe import fail, failed, ok, temporary_folder, warn
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
-from servers import processes
+from servers import graph as servers_graph
+from servers import ports as server_ports
+from servers import private_ray, processes
+from servers import tree as gym_tree
+from servers.processes import run_folder
 
 SETUP_LOOK_S = 60
 MB = 1 << 20
@@ -49,11 +51,11 @@ def python(case):
 
 def _patched():
     try:
-        tree = apply_patches.installed_tree()
+        tree = gym_tree.installed_tree()
     except Failure:
         return ok("packages as locked and patched in .venv; this is another Python")
-    if apply_patches.tree_state(tree, apply_patches.read_sums()) != "patched":
-        return fail(f"{tree} is not patched", apply_patches.REINSTALL)
+    if gym_tree.tree_state(tree, gym_tree.read_sums()) != "patched":
+        return fail(f"{tree} is not patched", gym_tree.REINSTALL)
     return ok(f"Python {platform.python_version()}, packages as locked, NeMo Gym patched")
 
 
@@ -179,10 +181,10 @@ def _wanted(case):
     s = case.settings
     in_engine = s.HOST_REPO_DIR and s.GYM_BACKEND != "local"  # whose ports are another machine's
     elsewhere = case.stage == "smoke" and s.RAY_ADDRESS and not case.gym_is_here
-    graph = [] if in_engine or elsewhere else gym_up.graph_ports(s)
+    graph = [] if in_engine or elsewhere else servers_graph.graph_ports(s)
     if s.RAY_ADDRESS or case.stage == "gym-up":
         return graph
-    return [*graph, (processes.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
+    return [*graph, (private_ray.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
 
 
 def _unfit(settings, wanted):
@@ -190,9 +192,9 @@ def _unfit(settings, wanted):
     faults = {}
     for numbers, variable, _ in wanted:
         try:
-            gym_up.refuse_overlap(settings)
+            servers_graph.refuse_overlap(settings)
             for number in numbers:
-                processes.refuse_ephemeral(number, variable)
+                server_ports.refuse_ephemeral(number, variable)
         except Failure as fault:
             faults.setdefault(variable, failed(fault))
     return list(dict.fromkeys(faults.values()))
@@ -213,15 +215,15 @@ def _held(settings, wanted):
         for number in numbers:
             hosts.setdefault(number, set()).add(host)
     # Looked at before our processes, and again at the end: servers of ours may start and end meanwhile.
-    listening = [(port, inode) for _, port, inode in processes.listening() if port in hosts]
-    own = set().union(*map(processes.sockets_of, processes.ours(settings)))
+    listening = [(port, inode) for _, port, inode in server_ports.listening() if port in hosts]
+    own = set().union(*map(server_ports.sockets_of, processes.ours(settings)))
     ours = {port for port, inode in listening if inode in own}
     held = {}
     for port, inode in listening:
         # Which addresses are in each other's way, the kernel knows best.
-        if port not in ours and any(processes.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
+        if port not in ours and any(server_ports.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
             held.setdefault(inode, []).append(port)
-    still = {inode for _, _, inode in processes.listening()}
+    still = {inode for _, _, inode in server_ports.listening()}
     return {inode: ports for inode, ports in held.items() if inode in still}
 
 
@@ -241,7 +243,7 @@ def _named(held, variables):
     """One Finding a holder; all processes of one graph are one holder."""
     holders = {}
     for inode, numbers in held.items():
-        process = processes.listener({inode})
+        process = server_ports.listener({inode})
         folder = process and run_folder(process)
         holders.setdefault(folder or (process and process.pid), (process, folder, []))[2].extend(numbers)
     return [_holder(process, folder, sorted(set(numbers)), variables) for process, folder, numbers in holders.values()]
@@ -256,21 +258,3 @@ def _holder(process, folder, numbers, variables):
     if folder:
         return fail(f"{text} (the graph of {folder})", f"end it there (make stop), or set {names}")
     return fail(text, f"end it, or set {names}")
-
-
-def run_folder(process):
-    """The run folder a process of this repository, or the one it descends from, belongs to; or None."""
-    everyone = {each.pid: each for each in processes.processes()}
-    while process:
-        if folder := own_folder(process):
-            return folder
-        process = everyone.get(process.parent)
-    return None
-
-
-def own_folder(process):
-    """The run folder that a process carries as its mark, or None."""
-    try:
-        return process.variables().get(processes.MARK)
-    except OSError:
-        return None

@@ -3,8 +3,9 @@
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from checks.probe import ask, fail, ok, ray_head, warn
-from servers import processes
+from checks.probe import fail, ok, ray_head, warn
+from common import net
+from common.net import ask
 
 WILD = ("0.0.0.0", "::")
 # Whole seconds of a Date header and a slow answer explain less than this.
@@ -17,9 +18,9 @@ def gym_host(case):
     """GYM_HOST leads to this machine's Gateway, or to another machine's; GYM_BIND_HOST lets it in."""
     s = case.settings
     bind, host = s.GYM_BIND_HOST, urlsplit(case.settings.gateway_urls[0]).hostname
-    if bind not in WILD and not processes.is_here(bind):
+    if bind not in WILD and not net.is_here(bind):
         return fail(f"GYM_BIND_HOST={bind} is no address of this machine", "set it to one of its own, or to 0.0.0.0")
-    found = processes.addresses(host)
+    found = net.addresses(host)
     if not found:
         return fail(f"GYM_HOST={host} has no address", "correct it, or set it to the Gym machine's address")
     if not case.gym_is_here:
@@ -71,7 +72,7 @@ def trainer_hosts(settings):
 
 
 def _uncovered(case, name, host, networks):
-    found = [ip_address(each) for each in processes.addresses(host)]
+    found = [ip_address(each) for each in net.addresses(host)]
     if not found:
         return [warn(f"{name}: {host} has no address here", f"correct {name}, or use the address itself")]
     if any(a in network for a in found for network in networks) or all(a.is_loopback for a in found):

@@ -9,10 +9,12 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from checks.probe import ASK_TIMEOUT_S, ask, fail, failed, ok, ray_head, warn
+from checks.probe import fail, failed, ok, ray_head, warn
+from common import net
+from common.failure import without_user
+from common.net import ASK_TIMEOUT_S, ask
 from common.settings import ROOT
-from common.terminal import without_user
-from servers import processes
+from servers import private_ray, processes
 
 NOT_ASKED = "not asked: RAY_ADDRESS is empty, rollouts are rehearsed on this machine"
 GCS_PORT = re.compile(r"\S*gcs_server\s.*--gcs_server_port=(\d+)")
@@ -112,8 +114,8 @@ def second_ray(case):
     """No two Rays on one port, and the trainer's is not the Gym's own, which its entrypoint would clear."""
     s, found = case.settings, []
     host, port = ray_head(s)
-    own = {processes.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
-    if host and port in own and processes.is_here(host):
+    own = {private_ray.PrivateRay(s, role).port for role in ("gym", "rehearsal")}
+    if host and port in own and net.is_here(host):
         found.append(
             fail(
                 f"RAY_ADDRESS={without_user(s.RAY_ADDRESS)} is this clone's private Ray",
@@ -149,12 +151,12 @@ def container_host(case, devices=Path("/dev")):
     """What `make ray-up` asks of this machine, and GPUs as far as the driver's files tell."""
     if case.stage != "ray-up":
         return ok("asked for make ray-up alone")
-    import ray_up
     from training import container
+    from training import container as training_container
 
-    running = ray_up.existing(ray_up.engine())
+    running = training_container.existing(training_container.engine())
     if not (running and running.status == "running"):
-        ray_up.check(case.settings)
+        training_container.check(case.settings)
     count = len(list(devices.glob("nvidia[0-9]*")))
     if count < container.GPUS:
         return fail(f"{count} NVIDIA GPUs here, {container.GPUS} are asked for", "take a machine with that many")

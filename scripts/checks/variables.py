@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from checks.probe import fail, failed, ok, ray_head, warn
 from common import settings as variables
-from common.settings import ROOT
-from gateway.client import ClientError, read_token
+from common.settings import ROOT, read_token
+from gateway.client import ClientError
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 # Names as short as MODEL are near too many others' to be called misspelt.

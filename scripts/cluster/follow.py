@@ -11,7 +11,7 @@ from contextlib import suppress
 from cluster import jobs
 from cluster.jobs import TERMINAL, Unreachable
 from cluster.log_tail import LogTail
-from common.terminal import Failure
+from common.failure import Failure
 
 # A dashboard that does not answer for this long is taken for gone.
 SILENCE_S = 60

@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import requests
 
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
 
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30
@@ -197,3 +198,14 @@ def write_private(path, values):
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(values, file)
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived."""
+
+
+def interrupt(number, frame):
+    # What follows is the stop of the job, and a second signal must not cut it short.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(number)

@@ -10,7 +10,7 @@ from itertools import takewhile
 from urllib.parse import urlsplit
 
 from cluster.jobs import PASSING
-from common.terminal import Failure, without_user
+from common.failure import Failure, without_user
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DASHBOARD_PORT = 8265

@@ -8,7 +8,7 @@ number of lines. The errors come first.
 from urllib.parse import quote
 
 from cluster import nodes
-from common.terminal import Failure
+from common.failure import Failure
 
 FILES = 8
 LINES = 12

@@ -10,9 +10,13 @@ Standard library only, and cheap to import: the session client starts with it.
 """
 
 import os
+import stat
+from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from common.failure import Failure
+
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "env.example"
 # An unknown name with one of these beginnings is taken for a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
@@ -31,8 +35,10 @@ PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks":
 MOST_REPLICAS = 18
 
 
-class SettingsError(Exception):
-    """A variable is unknown or its value does not fit; the message is one line for the user."""
+class SettingsError(Failure):
+    """A variable is unknown or its value does not fit."""
+
+    exit_status = 2
 
 
 class Variable:
@@ -187,6 +193,12 @@ KINDS = {
 }
 
 
+def names_of(*groups, example=EXAMPLE):
+    """Names of the variables in groups of `env.example` (its lines "##@ GROUP"), in the order they stand there."""
+    return [name for name, variable in declared(example).items() if variable.group in groups]
+
+
+@cache
 def declared(example=EXAMPLE):
     """Read `env.example`: {name: Variable}, in the order they stand there."""
     variables, meaning, spec, group = {}, [], "", ""
@@ -422,3 +434,20 @@ def from_command_line(description, *names, configure=None, argv=None, refuse=rai
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def read_token(settings):
+    """GATEWAY_TOKEN, or what the file GATEWAY_TOKEN_FILE holds; None without both. Raises Failure."""
+    if settings.GATEWAY_TOKEN or not settings.GATEWAY_TOKEN_FILE:
+        return settings.GATEWAY_TOKEN
+    path = settings.GATEWAY_TOKEN_FILE
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a device or a pipe may have no end
+            raise Failure(f"GATEWAY_TOKEN_FILE: {path}: not a regular file")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not ASCII"
+        raise Failure(f"GATEWAY_TOKEN_FILE: {path}: {reason}") from None
+    if not token.isprintable() or " " in token:
+        raise Failure(f"GATEWAY_TOKEN_FILE: {path}: not one line without spaces")
+    return token or None

@@ -2,7 +2,7 @@
 
 from xml.sax.saxutils import escape
 
-from common import terminal
+from common import failure
 
 # No characters to XML, beyond those that no terminal takes either.
 NO_XML = dict.fromkeys((0xFFFE, 0xFFFF), "\ufffd")
@@ -16,7 +16,7 @@ def document(width, height, lines):
 
 
 def text(x, y, content, size=13, weight="normal"):
-    shown = escape(terminal.printable(content).translate(NO_XML))
+    shown = escape(failure.printable(content).translate(NO_XML))
     return f'<text x="{x:.0f}" y="{y}" font-size="{size}" font-weight="{weight}">{shown}</text>'
 
 

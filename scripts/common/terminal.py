@@ -9,11 +9,12 @@ decides nothing.
 
 import errno
 import os
-import re
 import signal
 import sys
 import time
 from contextlib import contextmanager
+
+from common.failure import Failure, printable
 
 # What may befall any stage that writes, and its cure.
 UNWRITABLE = {
@@ -23,28 +24,6 @@ UNWRITABLE = {
     errno.ENOTDIR: "a file is in its way; choose another RUN_DIR or DATA_ROOT",
     errno.EACCES: "permission denied; choose another RUN_DIR or DATA_ROOT, or change its owner",
 }
-
-# What moves a cursor, and halves of surrogate pairs, which no encoding can say.
-CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *range(0xD800, 0xE000)), "\ufffd")
-
-
-class Failure(Exception):
-    """What is wrong, where, and the command that fixes it: one line for the user."""
-
-
-def printable(text):
-    """Text that can be printed: control characters, line ends and tabs apart, and lone surrogates are replaced."""
-    return str(text).translate(CONTROLS)
-
-
-def one_line(text):
-    """Printable text without line ends and tabs, which names of files and programs may hold."""
-    return re.sub(r"[\n\t]", "\ufffd", printable(text))
-
-
-def without_user(address):
-    """An address as it may be shown: without the user and the password that it may carry."""
-    return re.sub(r"^(\w+://)?.*@", r"\1", str(address), flags=re.DOTALL)
 
 
 def run(main):

@@ -14,11 +14,11 @@ import threading
 
 import requests
 
-import verify_verifier
-from common.terminal import Failure
+from common.failure import Failure
 from inputs import row_facts, rows
 from policy import model_api
-from verify_verifier import Unfit, verification
+from servers import verifier as servers_verifier
+from servers.verifier import Unfit, verification
 
 
 class Verifier:
@@ -30,7 +30,7 @@ class Verifier:
     def reward(self, row, calls):
         """What calls, [{"name", "arguments"}], earn on a row: 0 or 1. Raises Unfit on any other answer, Failure."""
         items = [model_api.function_call(call["name"], call["arguments"]) for call in calls]
-        reward = verify_verifier.post(self._client(), self.url, "verify", verification(row, items)).get("reward")
+        reward = servers_verifier.post(self._client(), self.url, "verify", verification(row, items)).get("reward")
         if reward not in (0, 1):
             raise Unfit(f"{self.url}/verify: gives the reward {reward!r}, neither 0 nor 1")
         return int(reward)
@@ -44,7 +44,7 @@ class Verifier:
 
 def must_discriminate(verifier):
     """Refuse a verifier to which right and wrong are the same: whatever it says of rows would mean nothing."""
-    row = verify_verifier.example_row()
+    row = servers_verifier.example_row()
     rewards = [
         verifier.reward(row, calls) for calls in (row["ground_truth"], row_facts.altered(row["ground_truth"], 0))
     ]

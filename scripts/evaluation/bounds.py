@@ -7,7 +7,7 @@ that are evaluated, each once. What the steps allow is said for policies of one 
 
 from concurrent.futures import ThreadPoolExecutor
 
-from common.terminal import Failure
+from common.failure import Failure
 from evaluation import audit_checks
 from inputs import row_facts
 

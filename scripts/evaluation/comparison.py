@@ -121,7 +121,8 @@ def unpaired_result(base, candidate):
         "low": low,
         "high": high,
         "p": significance.unpaired_test(before, after),
-        "method": f"groups dealt anew, bootstrap of groups ({significance.RESAMPLES} draws, seed {significance.SEED}), not paired",
+        "method": f"groups dealt anew, bootstrap of groups ({significance.RESAMPLES} draws, "
+        f"seed {significance.SEED}), not paired",
     }
 
 

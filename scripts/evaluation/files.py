@@ -20,7 +20,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from common.terminal import Failure
+from common.failure import Failure
+from common.files import write_whole
 from evaluation import eval_dump
 from evaluation.eval_dump import Evaluation
 from rollouts import dump, sample_fields
@@ -136,12 +137,9 @@ def _parse(line):
 
 def write_json(path, value):
     """Put an object at `path`, keys sorted, whole or not at all. Raises Failure."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        beside.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise Failure(f"{path}: {error.strerror}") from None
 
 

@@ -13,8 +13,8 @@ import threading
 from collections import Counter
 from typing import NamedTuple
 
-from common import terminal
-from common.terminal import Failure
+from common import failure
+from common.failure import Failure
 from evaluation.metrics import CALL_AS_TEXT, arguments_of, text_of
 from inputs import rows
 from policy.endpoint import insist
@@ -104,7 +104,7 @@ def look(endpoint, task_rows, tries, seconds):
     except ModelError as fault:
         raise Failure(f"MODEL_URL: {fault.message}{_hint(endpoint, fault)}") from None
     reported = raw.get("model")
-    return terminal.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
+    return failure.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
 
 
 def _hint(endpoint, fault):

@@ -11,8 +11,8 @@ import secrets
 import threading
 import time
 
-import session_client
-from common.terminal import Failure
+from common.failure import Failure
+from gateway import trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
 from inputs import rows
 from policy.endpoint import insist
@@ -69,7 +69,7 @@ class Sampler:
     def sample(self, index, line, row, repeat):
         """Run one sample to its end: its line of the evaluation. Raises Failure for what another try will not cure."""
         session = self.api.open(row)
-        url = session_client.gateway_of(self.settings.gateway_urls, session.id)
+        url = trial_request.gateway_of(self.settings.gateway_urls, session.id)
         began = time.monotonic()
         try:
             place = rows.place(self.settings.rows_path(), line, row)
@@ -81,7 +81,7 @@ class Sampler:
     def _payload(self, session, row):
         ids = {"SESSION_IO_DIR": secrets.token_hex(16), "SESSION_ID": session.id, "GROUP_ID": str(row["id"])}
         ids |= {"BASE_URL": self.api.base_url, "ROLLOUT_MODE": "eval"}
-        return session_client.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
+        return trial_request.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
 
     def _trial(self, gateway, payload, place):
         """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""

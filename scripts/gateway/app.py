@@ -1,8 +1,8 @@
 """The Gateway as a server of NeMo Gym's graph: puts the parts together and runs them in one process.
 
 It is the model server (`policy_model`) that the simple agent calls. NeMo Gym starts it in its
-folder with the graph's configuration in NEMO_GYM_CONFIG_DICT; its variables come from the
-supervisor's environment. It listens on loopback for callbacks and the trial protocol, and on
+folder with the graph's configuration in NEMO_GYM_CONFIG_DICT; its variables, and the place of our
+rooms, come from the supervisor's environment. It listens on loopback for callbacks and the trial protocol, and on
 GYM_BIND_HOST for the trial protocol alone. It joins no Ray.
 """
 
@@ -12,17 +12,12 @@ import json
 import os
 import secrets
 import signal
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
-from apply_patches import fingerprint, installed_tree
 from common import settings as variables
 from gateway import routes
 from gateway.environment import Environment, Pair
@@ -31,6 +26,7 @@ from gateway.model_calls import ModelCalls
 from gateway.payload import PROTOCOL, VERSION, Registry
 from gateway.store import Store, Unreadable
 from gateway.trials import Trials
+from servers.tree import fingerprint, installed_tree
 
 
 class Gateway:
@@ -133,7 +129,7 @@ def graph_urls(config):
     agents, resources = servers("responses_api_agents"), servers("resources_servers")
     pairs = [(url(agent), url(resources[agent["resources_server"]["name"]])) for agent in agents.values()]
     if not pairs:
-        raise SystemExit("error: NEMO_GYM_CONFIG_DICT has no agent; the Gateway is started by supervise.py")
+        raise SystemExit("error: NEMO_GYM_CONFIG_DICT has no agent; the Gateway is started by the supervisor")
     return pairs
 
 

@@ -13,10 +13,12 @@ few imports: the session client starts with it.
 import http.client
 import json
 import random
-import stat
 import time
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
+
+from common.failure import Failure
+from common.settings import read_token
 
 ENDED = ("completed", "truncated", "aborted", "failed")
 # Beyond the trial's own deadline: what the Gateway may need to clean up and to say so.
@@ -30,10 +32,8 @@ ANSWER_LIMIT_BYTES = 16 << 20
 CURES = {413: "raise GATEWAY_MAX_BODY_BYTES where the Gateway runs, then make gym-up there", 422: "mend that field"}
 
 
-class ClientError(Exception):
-    """Ends the client with one line and `exit_status`."""
-
-    exit_status = 1
+class ClientError(Failure):
+    """The Gateway did not give what it was asked for."""
 
 
 class Refused(ClientError):
@@ -120,23 +120,6 @@ class Gateway:
     def _patience_ends(self):
         """When to stop trying: a Gateway that never answered gets less time than one that did."""
         return self.end if self.answered else min(self.end, self.start + self.settings.NEMO_GYM_STARTUP_TIMEOUT_S)
-
-
-def read_token(settings):
-    """GATEWAY_TOKEN, or what the file GATEWAY_TOKEN_FILE holds; None without both. Raises ClientError."""
-    if settings.GATEWAY_TOKEN or not settings.GATEWAY_TOKEN_FILE:
-        return settings.GATEWAY_TOKEN
-    path = settings.GATEWAY_TOKEN_FILE
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a device or a pipe may have no end
-            raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: not a regular file")
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not ASCII"
-        raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: {reason}") from None
-    if not token.isprintable() or " " in token:
-        raise ClientError(f"GATEWAY_TOKEN_FILE: {path}: not one line without spaces")
-    return token or None
 
 
 class Trial:

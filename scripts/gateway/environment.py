@@ -14,7 +14,7 @@ import math
 import aiohttp
 import orjson
 
-from common.terminal import printable
+from common.failure import printable
 from gateway.payload import ROLLOUT_KEY
 from gateway.trial import Fault, Outcome, Status, failed
 

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from common.terminal import printable
+from common.failure import printable
 from gateway.payload import ROLLOUT_KEY
 
 RETRIED = {429, 500, 502, 503, 504}

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from common.settings import read_token
 from gateway import page
-from gateway.client import read_token
 from gateway.http1 import json_answer, refusal
 from gateway.openapi import document
 from gateway.payload import ROLLOUT_KEY, ApiError, parse_json, unfit

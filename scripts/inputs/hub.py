@@ -8,7 +8,6 @@ next run, a part of one is not. It does not judge what was downloaded.
 """
 
 import errno
-import hashlib
 import http.client
 import json
 import os
@@ -19,25 +18,11 @@ import urllib.request
 import warnings
 from contextlib import contextmanager
 
-from common.terminal import Failure
+from common.failure import Failure
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LOOK_TIMEOUT_S = 4
-BLOCK = 1 << 20
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def sha256_of(path):
-    """Hex sha256 of a file's bytes; None if there is no such file."""
-    # hashlib.file_digest came with Python 3.11; the doctor may run with an older one.
-    content = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            for block in iter(lambda: file.read(BLOCK), b""):
-                content.update(block)
-    except FileNotFoundError:
-        return None
-    return content.hexdigest()
 
 
 def commit_of(repo_id, revision, repo_type):

@@ -12,7 +12,7 @@ import math
 import re
 from pathlib import Path
 
-from common.terminal import Failure
+from common.failure import Failure
 
 WRAPPER = "responses_create_params"
 FILE_PREFIX = "workplace_assistant_"

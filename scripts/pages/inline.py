@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-FOLDER = Path(__file__).with_name("pages")
+FOLDER = Path(__file__).parent
 POLICY_PLACE, DATA_PLACE = "<!-- policy -->", "<!-- data -->"
 LINK = re.compile(r'<link rel="stylesheet" href="([\w.]+)" ?/?>')
 SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')

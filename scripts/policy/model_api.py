@@ -18,7 +18,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-from common.terminal import Failure
+from common.failure import Failure
 
 BASE_PATH = "/agentic_api"
 # NeMo Gym's agent makes six model calls at most; the last one is for the closing message.

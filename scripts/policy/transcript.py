@@ -9,6 +9,7 @@ mark on a line's end or start, and the JSON text that tools answer with is one l
 
 import json
 import re
+from contextlib import suppress
 
 MARKS = re.compile(r"<\|im_start\|>(?:user|assistant|tool)?\n?|<\|im_end\|>\n?|<\|endoftext\|>\n?")
 BLOCK = re.compile(
@@ -59,3 +60,33 @@ def paired(found):
             counts[item["type"]] += 1
             item["call_id"] = f"call_{counts[item['type']]}"
     return found
+
+
+def transcript(items):
+    """The text of history items as a Qwen model would have written and read them."""
+    return "\n".join(filter(None, map(_item_text, items)))
+
+
+def _item_text(item):
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        return f"<tool_call>\n{_call_text(item)}\n</tool_call>"
+    if kind == "function_call_output":
+        return f"<tool_response>\n{_plain(item.get('output'))}\n</tool_response>"
+    if kind == "reasoning":
+        return f"<think>\n{_plain(item.get('content') or item.get('summary'))}\n</think>"
+    return _plain(item.get("content"))
+
+
+def _call_text(item):
+    arguments = item.get("arguments")
+    # What is no JSON is shown as the model wrote it.
+    with suppress(ValueError, TypeError, RecursionError):
+        arguments = json.loads(arguments)
+    return json.dumps({"name": item.get("name"), "arguments": arguments}, ensure_ascii=False)
+
+
+def _plain(content):
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return "" if content is None else str(content)

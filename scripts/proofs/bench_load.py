@@ -17,10 +17,10 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gateway.trial_request import create_payload
 from inputs import rows
 from policy import model_api
-from session_client import create_payload
-from verify_verifier import REPLY, SEARCH, example_row
+from servers.verifier import REPLY, SEARCH, example_row
 
 ENDED = ("completed", "truncated", "aborted", "failed")
 CALLS = [json.dumps(arguments) for _, arguments in (SEARCH, REPLY)]

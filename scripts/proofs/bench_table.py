@@ -1,6 +1,6 @@
-"""The figures of bench.py as tables for people: what README.md shows of them. Runs nothing."""
+"""The figures of bench.py as tables for people: what tests/MEASURED.md shows of them. Runs nothing."""
 
-from common.terminal import Failure
+from common.failure import Failure
 
 PARTS = ("seed", "verify search+reply", "verify all 27 tools")
 GRAPH_HEADS = [
@@ -75,7 +75,7 @@ def _tools(tools):
 
 
 def markdown(found):
-    """What the README shows of a bench with all parts. Raises Failure where one is missing."""
+    """What tests/MEASURED.md shows of a bench with all parts. Raises Failure where one is missing."""
     if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in found]:
         raise Failure(f"the bench holds no {missing[0]}; run all parts: make bench")
     alone = [

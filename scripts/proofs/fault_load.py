@@ -8,20 +8,20 @@ seeds that the resource server itself noted (observed_server.py). It judges noth
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 
 import httpx
 
+from common import program
+from common.files import write_whole
+from gateway.trial_request import request_id
 from inputs import rows
 from proofs.rig import SCRIPTS, secret
-from session_client import request_id
 
 # Clients give up this much after the deadline at the latest.
 CLIENT_GRACE_S = 45
@@ -61,21 +61,16 @@ class Policy:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.tell("good")
-        self._write("tasks.json", "{}")
-
-    def _write(self, name, text):
-        beside = self.folder / f"{name}.part"
-        beside.write_text(text)
-        os.replace(beside, self.folder / name)
+        write_whole(self.folder / "tasks.json", "{}")
 
     def tell(self, mode, pace_s=PACE_S):
-        self._write("mode", f"{mode} {pace_s}")
+        write_whole(self.folder / "mode", f"{mode} {pace_s}")
 
     def serve(self, tasks):
-        self._write("tasks.json", json.dumps(tasks))
+        write_whole(self.folder / "tasks.json", json.dumps(tasks))
 
     def start(self):
-        command = [sys.executable, str(SCRIPTS / "policy_endpoint.py"), str(self.port), str(self.folder)]
+        command = program.room("proofs.policy_endpoint", str(self.port), str(self.folder))
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         while self.process.poll() is None:
@@ -120,7 +115,7 @@ class Client:
         self.words = folder / "words"
 
     def start(self):
-        command = [sys.executable, str(SCRIPTS / "session_client.py")]
+        command = program.stage("session_client")
         with open(self.words, "wb") as words:
             self.process = subprocess.Popen(command, env=self.environment, stderr=words, cwd=SCRIPTS.parent)
 

@@ -35,7 +35,7 @@ class Site:
         """Process of a server, of Ray's head, of the supervisor or of the policy endpoint."""
         if name == "policy":
             return self.policy.process.pid
-        words = {"ray": "gcs_server", "raylet": "raylet/raylet", "supervisor": "supervise.py"}
+        words = {"ray": "gcs_server", "raylet": "raylet/raylet", "supervisor": processes.SUPERVISOR}
         if name not in words:
             return self.graph.pid(name)
         found = [p.pid for p in processes.ours(self.graph.settings, "gym") if words[name] in p.command.split(" --")[0]]

@@ -9,11 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+from common import net
 from proofs.fault_judge import broken_rules, counted, last_words
 from proofs.fault_load import Load
 from proofs.fault_matrix import Site
 from proofs.rig import eventually
-from servers import processes
+from servers import ports
 
 # Whatever was lost has to be back by then: the longest backoff, and a start on a busy machine.
 BACK_WITHIN_S = 180
@@ -57,8 +58,8 @@ class Watch:
 def all_answer(graph):
     """Whether the Gateway is ready, the head server answers, and something listens for Ray."""
     settings = graph.settings
-    head = processes.get(f"{settings.local_url('head')}/server_instances", 3)[0] == 200
-    return head and processes.connects(settings.GYM_RAY_PORT) and graph.health()[0] == 200
+    head = net.get(f"{settings.local_url('head')}/server_instances", 3)[0] == 200
+    return head and ports.connects(settings.GYM_RAY_PORT) and graph.health()[0] == 200
 
 
 def suffer(fault, graph, policy, folder, task_rows, trials, observed=None, seeds=lambda: None):

@@ -1,14 +1,15 @@
-"""The fault matrix as text: one line for the terminal, a table for people, the same table in the README.
+"""The fault matrix as text: one line for the terminal, a table for people, the same table in
+tests/MEASURED.md.
 
-Reads and writes results; runs nothing. The README's table has a row for every fault: one without a
+Reads and writes results; runs nothing. That table has a row for every fault: one without a
 result says so, and one that was not held is refused.
 """
 
 import json
 import re
 
-from common import git
-from common.terminal import Failure, printable
+from common.failure import Failure, printable
+from proofs import published
 from proofs.fault_matrix import FAULTS
 
 HEADER = """| fault | how the trials ended | what the user sees | back after | date, commit |
@@ -65,12 +66,14 @@ def markdown(lines):
     return HEADER + "".join(row(name, lines[name]) for name in FAULTS if name in lines)
 
 
-def write_readme(folder):
-    """Write the table into the README. Raises Failure where a line was not held, and where there is none."""
+def publish(folder):
+    """Write the table into tests/MEASURED.md. Raises Failure where a line was not held, and where there is none."""
     lines = read(folder)
     if not lines:
-        raise Failure(f"{folder / 'matrix.json'} holds no results, and README.md stays as it is; run: make faults")
+        raise Failure(
+            f"{folder / 'matrix.json'} holds no results, and tests/MEASURED.md stays as it is; run: make faults"
+        )
     for name, line in lines.items():
         if not ("not_run" in line or line["held"]):
             raise Failure(f"{name} was not held; mend it, then run: make faults FAULTS={name}")
-    git.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))
+    published.write("faults", HEADER + "".join(row(name, lines.get(name)) for name in FAULTS))

@@ -10,14 +10,14 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
 
+from common import program
 from common import settings as variables
-from servers import processes
+from servers import ports, processes
 
 SCRIPTS = variables.ROOT / "scripts"
 # Every session id and key of these tests begins with it, so that one search finds what leaked.
@@ -38,7 +38,7 @@ def secret():
 def free_block():
     """First port of a block that nobody listens on, below the range from which the kernel takes ports by chance."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    taken = {port for _, port, _ in processes.listening()}
+    taken = {port for _, port, _ in ports.listening()}
     bases = list(range(10000, min(low, 32768) - BLOCK, BLOCK))
     start = os.getpid() % len(bases)
     for base in bases[start:] + bases[:start]:
@@ -68,7 +68,7 @@ def environment(run_dir, base, **changes):
 
 def run_script(name, env, timeout=450):
     """Run a stage to its end. Returns the CompletedProcess, its output as text."""
-    command = [sys.executable, str(SCRIPTS / name)]
+    command = program.stage(name.removesuffix(".py"))
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
@@ -185,9 +185,9 @@ class Graph(Surface):
 
     def pid(self, server):
         """Process that listens on a server's port."""
-        inodes = {inode for _, port, inode in processes.listening() if port == self.settings.port(server)}
+        inodes = {inode for _, port, inode in ports.listening() if port == self.settings.port(server)}
         for process in processes.ours(self.settings, "gym"):
-            if inodes & processes.sockets_of(process):
+            if inodes & ports.sockets_of(process):
                 return process.pid
         raise AssertionError(f"nobody listens for {server}")
 

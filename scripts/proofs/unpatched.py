@@ -11,8 +11,8 @@ import subprocess
 import sysconfig
 import venv
 
-from apply_patches import WORKPLACE, installed_tree
-from common.terminal import Failure
+from common.failure import Failure
+from servers.tree import WORKPLACE, installed_tree
 
 
 def take_back(patches, folder):

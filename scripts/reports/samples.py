@@ -9,8 +9,8 @@ fault of the files is named by file and line. Only reads.
 
 from pathlib import Path
 
+from common.failure import Failure
 from common.settings import ROOT, existing
-from common.terminal import Failure
 from evaluation import files
 from inputs import rows
 from policy import transcript

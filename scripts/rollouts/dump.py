@@ -7,12 +7,12 @@ the trainer's tensor library has it; 0 where all rewards are equal, and for a gr
 """
 
 import json
-import os
 import statistics
 from collections import Counter
-from contextlib import suppress
 
-from common.terminal import Failure
+from common.failure import Failure
+from common.files import write_whole
+from policy.transcript import transcript
 from rollouts import sample_fields
 
 EPSILON = 1e-6
@@ -58,36 +58,6 @@ def _budget(trial, session):
     error = trial.get("error")
     code = error.get("code") if isinstance(error, dict) else None
     return code or session.incomplete or "max_steps"
-
-
-def transcript(items):
-    """The text of history items as a Qwen model would have written and read them."""
-    return "\n".join(filter(None, map(_item_text, items)))
-
-
-def _item_text(item):
-    kind = item.get("type", "message")
-    if kind == "function_call":
-        return f"<tool_call>\n{_call_text(item)}\n</tool_call>"
-    if kind == "function_call_output":
-        return f"<tool_response>\n{_plain(item.get('output'))}\n</tool_response>"
-    if kind == "reasoning":
-        return f"<think>\n{_plain(item.get('content') or item.get('summary'))}\n</think>"
-    return _plain(item.get("content"))
-
-
-def _call_text(item):
-    arguments = item.get("arguments")
-    # What is no JSON is shown as the model wrote it.
-    with suppress(ValueError, TypeError, RecursionError):
-        arguments = json.loads(arguments)
-    return json.dumps({"name": item.get("name"), "arguments": arguments}, ensure_ascii=False)
-
-
-def _plain(content):
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
-    return "" if content is None else str(content)
 
 
 def advantages(rewards):
@@ -154,9 +124,7 @@ class Dump:
 
     def finish(self, records):
         """Put all records at the path, in order, and drop the partial file."""
-        beside = self.path.with_name(self.path.name + ".part")
-        beside.write_text("".join(json.dumps(item) + "\n" for item in records), encoding="utf-8")
-        os.replace(beside, self.path)
+        write_whole(self.path, (json.dumps(item) + "\n" for item in records))
         self.close()
         self.partial.unlink()
 

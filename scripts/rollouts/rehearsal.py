@@ -28,7 +28,7 @@ from pathlib import Path
 
 from common import settings as variables
 from common import terminal
-from common.terminal import Failure
+from common.failure import Failure
 from policy import endpoint as model_wire
 from policy import model_api
 from rollouts import dump as rollout_dump

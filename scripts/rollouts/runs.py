@@ -7,9 +7,11 @@ each sample comes with its file and line. Only reads.
 import json
 from pathlib import Path
 
-from common.terminal import Failure
-from rollouts import dump
-from training import arguments, progress
+from common.failure import Failure
+from rollouts import dump, growth
+
+RUN_NAME = "Qwen3-4B_mcore_8xgpu"
+NO_TRAINER = "not run: rehearsal driver, no trainer on this machine"
 
 
 class Run:
@@ -40,7 +42,7 @@ def of_record(path):
 def _gained(path, mark):
     """The samples a dump has gained since `mark`; all of a file that was not there, or was written anew."""
     with path.open("rb") as file:
-        start = progress.added_from(file, mark) if mark else 0
+        start = growth.added_from(file, mark) if mark else 0
         file.seek(0)
         earlier = file.read(start).count(b"\n")
     return [(f"{path}:{n}", item) for n, item in enumerate(dump.read_dump(path), 1) if n > earlier]
@@ -51,7 +53,7 @@ def rehearsals(settings):
 
 
 def records(settings):
-    return list((settings.EXP_DIR / arguments.RUN_NAME / "runs").glob("*.json"))
+    return list((settings.EXP_DIR / RUN_NAME / "runs").glob("*.json"))
 
 
 def newest(settings):

@@ -9,20 +9,22 @@ is one whose submission is interrupted; credentials stand neither in the job's c
 nor in its variables. The private Ray stays up for the next run; `make stop` ends it.
 
     make smoke                                  # this is its stage "Ray job"
-    scripts/run.sh submit --split validation --limit 32
+    PYTHONPATH=scripts .venv/bin/python -m rollouts.submit --split validation --limit 32
 """
 
 import shlex
 import signal
 import sys
 
-import session_client
 from cluster import follow, jobs, nodes
+from cluster.jobs import Interrupted, interrupt
+from common import program, terminal
 from common import settings as variables
-from common import terminal
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
+from gateway import trial_request
 from inputs import rows
+from servers.private_ray import PrivateRay
 
 OPTIONS = (
     "SPLIT",
@@ -43,10 +45,6 @@ TAIL_LINES = 10
 WIDTH = 160
 
 
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived."""
-
-
 def add_options(parser):
     parser.add_argument("--cpus", type=float, default=CPUS, metavar="N", help=f"CPUs the driver asks for [{CPUS}]")
 
@@ -54,8 +52,6 @@ def add_options(parser):
 def dashboard_url(settings):
     """The dashboard to submit to: the cluster's at RAY_ADDRESS, else that of our own Ray, which is started."""
     if not settings.RAY_ADDRESS:
-        from servers.processes import PrivateRay
-
         ray = PrivateRay(settings, "rehearsal")
         with terminal.stage("rehearsal Ray") as stage:
             ray.start(stage.detail)
@@ -72,13 +68,13 @@ def samples(settings):
 
 def entrypoint(settings, job):
     """The job's command line; it shows no credential."""
-    names = [name for name in session_client.NAMES if name.startswith("NEMO_GYM_") and name != "NEMO_GYM_URL"]
+    names = [name for name in trial_request.NAMES if name.startswith("NEMO_GYM_") and name != "NEMO_GYM_URL"]
     gym = [f"{name}={settings.texts[name]}" for name in names]
-    agent = shlex.join(["exec", sys.executable, str(ROOT / "scripts" / "session_client.py")])
-    wrapper = [sys.executable, str(ROOT / "scripts" / "job.py"), "--rows", str(settings.rows_path())]
+    agent = shlex.join(["exec", *program.stage("session_client")])
+    wrapper = program.stage("job", "--rows", str(settings.rows_path()))
     wrapper += ["--limit", str(settings.LIMIT), "--prompts", str(job.folder / "prompts.jsonl")]
     wrapper += ["--secrets", str(job.folder / "secrets.json")]
-    driver = [sys.executable, str(ROOT / "scripts" / "rehearsal.py"), "--policy", settings.REHEARSAL_POLICY]
+    driver = program.room("rollouts.rehearsal", "--policy", settings.REHEARSAL_POLICY)
     driver += ["--agent-command", agent, "--agent-cwd", str(ROOT)]
     driver += ["--agent-env", f"NEMO_GYM_URL={settings.gateway_urls[0]}", *gym]
     driver += ["--agent-timeout", str(settings.AGENT_TIMEOUT_S)]
@@ -126,13 +122,6 @@ class Watch:
 def _shown(line):
     """A job's line for the terminal; the log has it whole."""
     return f"  | {line}" if len(line) <= WIDTH else f"  | {line[:WIDTH]} ..."
-
-
-def interrupt(number, frame):
-    # What follows is the stop of the job, and a second signal must not cut it short.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    raise Interrupted(number)
 
 
 def run_job(settings, job, samples, cpus):

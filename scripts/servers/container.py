@@ -13,9 +13,8 @@ import re
 import secrets
 from contextlib import contextmanager, suppress
 
-from common.settings import ROOT
-from common.terminal import Failure, without_user
-from gateway.client import read_token
+from common.failure import Failure, without_user
+from common.settings import ROOT, read_token
 from servers import processes
 
 RUN_LABEL = "relax-nemo-gym.run"
@@ -269,7 +268,10 @@ class DockerGraph:
 
     def check_loopback(self):
         """Have the container look whether a server other than the Gateway listens beyond loopback."""
-        look = "import gym_up, settings, terminal; terminal.run(lambda: gym_up.check_loopback(settings.load()))"
+        look = (
+            "from common import settings, terminal; from servers import graph; "
+            "terminal.run(lambda: graph.check_loopback(settings.load()))"
+        )
         with in_words("looking at the container's ports"):
             status, output = self.container.exec_run([PYTHON, "-c", look], workdir=f"{HOME}/scripts")
         if status:

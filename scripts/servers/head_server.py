@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""NeMo Gym's launcher and head server, in a process of their own under supervise.py.
+"""NeMo Gym's launcher and head server, in a process of their own under the supervisor.
 
 The launcher's start-up is as it is, but for one thing: the servers it wants are started by the
 supervisor, so that they outlive this process. Each start is asked for in a file under
@@ -7,16 +7,17 @@ RUN_DIR/work/asked; an empty file `started` there says that all servers were see
 again after its death it finds them running, asks for the same, and serves on. It needs Ray for its
 start only. Ends with a signal.
 
-  scripts/head_server.py      (by supervise.py)
+  PYTHONPATH=scripts python -m servers.head_server      (by the supervisor)
 """
 
 import json
 import os
 import signal
 
+from common.files import write_whole
 from common.settings import from_command_line
 from common.terminal import run
-from servers import processes, supervise
+from servers import private_ray, supervise
 
 
 class Asked:
@@ -30,9 +31,9 @@ class Asked:
 
 def ask(folder, command, directory, server_name="", **_):
     """Takes the place of NeMo Gym's `run_command`: leave the supervisor a note of what to start."""
-    beside = folder / f"{server_name}.part"
-    beside.write_text(json.dumps({"command": command, "directory": str(directory.absolute())}))
-    os.replace(beside, folder / f"{server_name}.json")
+    write_whole(
+        folder / f"{server_name}.json", json.dumps({"command": command, "directory": str(directory.absolute())})
+    )
     return Asked()
 
 
@@ -57,7 +58,7 @@ def start(graph):
 
 def main():
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT")
-    graph = supervise.Graph(settings, processes.PrivateRay(settings, "gym").address)
+    graph = supervise.Graph(settings, private_ray.PrivateRay(settings, "gym").address)
     start(graph)
     supervise.end_on_signals()  # again: Ray's client sets handlers of its own
     (graph.asked / supervise.STARTED).touch()

@@ -6,7 +6,7 @@ run time and could do none. Checks the commit, the patches by their hashes, each
 by importing the server with it, and the base image's own Python and Ray. Some seconds.
 
   docker run --rm --read-only --network none --tmpfs /tmp IMAGE \
-      /opt/nemo-gym/.venv/bin/python /opt/relax-nemo-gym/scripts/image_preflight.py
+      env PYTHONPATH=/opt/relax-nemo-gym/scripts /opt/nemo-gym/.venv/bin/python -m servers.image_preflight
 """
 
 import os
@@ -17,9 +17,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-import apply_patches
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure, run, say
+from common.terminal import run, say
+from servers import tree as gym_tree
 
 SERVERS = ("resources_servers/workplace_assistant", "responses_api_agents/simple_agent")
 IMPORTS = "import nemo_gym.cli.env, gateway.app, " + ", ".join(f"{name.replace('/', '.')}.app" for name in SERVERS)
@@ -30,12 +31,12 @@ SERVE = "ray serve --help of the base"
 
 def check_commit():
     found = os.environ.get("NEMO_GYM_COMMIT")
-    if found != apply_patches.GYM_COMMIT:
-        raise Failure(f"NEMO_GYM_COMMIT is {found}, not {apply_patches.GYM_COMMIT}")
+    if found != gym_tree.GYM_COMMIT:
+        raise Failure(f"NEMO_GYM_COMMIT is {found}, not {gym_tree.GYM_COMMIT}")
 
 
 def check_patches(tree):
-    if apply_patches.tree_state(tree, apply_patches.read_sums()) != "patched":
+    if gym_tree.tree_state(tree, gym_tree.read_sums()) != "patched":
         raise Failure(f"{tree} is not patched")
 
 
@@ -98,7 +99,7 @@ def run_all(commands):
 def main():
     # Not the variables' parser: the image's own variables are not the user's.
     ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
-    tree = apply_patches.installed_tree()
+    tree = gym_tree.installed_tree()
     check_commit()
     check_patches(tree)
     check_closed(tree)
@@ -108,8 +109,8 @@ def main():
     if SERVE not in commands:
         say("Note: the base image has no Ray Serve (pip install 'ray[serve]'); the graph runs, a trainer would not")
     versions = " ".join(f"{name}={metadata.version(name)}" for name in SHOWN)
-    patches = apply_patches.fingerprint(tree)["patches"]
-    say(f"Image preflight passed: commit={apply_patches.GYM_COMMIT} patches={patches} {versions}")
+    patches = gym_tree.fingerprint(tree)["patches"]
+    say(f"Image preflight passed: commit={gym_tree.GYM_COMMIT} patches={patches} {versions}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ is started again, with backoff, while the others go on. A server that dies befor
 once ends the start. On SIGTERM or SIGINT the Gateway ends first, so that it can clean up after its
 trials, then the rest. Started by gym_up.py, and in the image; it does not go to the background.
 
-  scripts/supervise.py
+  PYTHONPATH=scripts python -m servers.supervise
 """
 
 import json
@@ -23,10 +23,12 @@ from pathlib import Path
 
 import yaml
 
-from apply_patches import installed_tree
+from common import files, net, program
+from common.failure import Failure
 from common.settings import ROOT, from_command_line
-from common.terminal import Failure, run
-from servers import processes
+from common.terminal import run
+from servers import private_ray, processes
+from servers.tree import installed_tree
 
 WATCH_EVERY_S, START_POLL_S = 0.5, 0.1
 BACKOFF_S = (0.5, 1, 2, 4, 8, 15, 30)
@@ -77,7 +79,7 @@ class Server:
         if now < self.next_look:
             return
         self.next_look = now + LOOK_EVERY_S
-        if processes.get(self.url, LOOK_TIMEOUT_S)[0]:
+        if net.get(self.url, LOOK_TIMEOUT_S)[0]:
             self.answered = now
         elif self.answered and now - self.answered > HANG_S:
             note(f"{self.name} has not answered at {self.url} for {HANG_S} s; it is ended")
@@ -113,7 +115,8 @@ class Graph:
 
     def launch(self, command, directory, server_name="", **_):
         """Takes the place of NeMo Gym's `run_command`: same environment, a session and a log of its own."""
-        environment = dict(os.environ, PYTHONPATH=f"{directory.absolute()}", PYTHONUNBUFFERED="1")
+        found_in = [str(directory.absolute()), *([str(program.SCRIPTS)] if server_name == "policy_model" else [])]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(found_in), PYTHONUNBUFFERED="1")
         log = self.settings.RUN_DIR / "logs" / f"{server_name}.log"
         url = self.settings.local_url(self.names[server_name])
         self.servers[server_name] = Server(server_name, url, command, log, environment, self.work)
@@ -126,12 +129,12 @@ class Graph:
             self._start_asked()
             if dead := [server for server in self.servers.values() if server.process.poll() is not None]:
                 ended = f"{dead[0].name} ended with status {dead[0].process.returncode} at its start"
-                raise Failure(f"{ended}; the end of {dead[0].log}:\n{processes.tail(dead[0].log)}")
+                raise Failure(f"{ended}; the end of {dead[0].log}:\n{files.tail(dead[0].log)}")
             time.sleep(START_POLL_S)
 
     def _start_head(self):
         log, url = self.settings.RUN_DIR / "logs" / "head_server.log", self.settings.local_url("head")
-        command = f"exec {shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'scripts' / 'head_server.py'))}"
+        command = f"exec {shlex.join(program.room('servers.head_server'))}"
         environment = dict(os.environ, PYTHONUNBUFFERED="1")
         self.servers["head_server"] = Server("head_server", url, command, log, environment, self.work)
 
@@ -206,7 +209,7 @@ class Ray:
     """NeMo Gym's private Ray: servers join it at their start and leave it once they are set up."""
 
     def __init__(self, settings):
-        self.settings, self.ray = settings, processes.PrivateRay(settings, "gym")
+        self.settings, self.ray = settings, private_ray.PrivateRay(settings, "gym")
         self.failures, self.next_try = 0, 0
 
     def watch(self, graph, now):
@@ -265,9 +268,9 @@ def main():
     processes.allow_many_files()
     end_on_signals()
     os.environ.update(settings.texts, **processes.environment(settings, "gym"))
-    for name in processes.PROXY_VARIABLES:
+    # Our rooms' names must hide no package from the servers, and proxies must not stand between them.
+    for name in ("PYTHONPATH", *processes.PROXY_VARIABLES, *map(str.upper, processes.PROXY_VARIABLES)):
         os.environ.pop(name, None)
-        os.environ.pop(name.upper(), None)
     return supervise(settings)
 
 

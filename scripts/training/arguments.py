@@ -15,12 +15,12 @@ import shlex
 
 import yaml
 
+from common import program
 from common import settings as variables
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
 
 MODEL_NAME = "Qwen3-4B"
-RUN_NAME = "Qwen3-4B_mcore_8xgpu"
 REFERENCE = re.compile(r"\$\{(\w+)\}")
 FLAG = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -50,7 +50,7 @@ def values(settings, task, token_file=None):
     """What `${NAME}` can stand for in the file of arguments: {name: text}."""
     secret = [name for name, variable in variables.declared().items() if variable.kind == "secret"]
     texts = {name: text for name, text in settings.texts.items() if name not in secret}
-    agent = shlex.join(["exec", str(settings.RELAX_PYTHON), str(ROOT / "scripts" / "session_client.py")])
+    agent = shlex.join(["exec", *program.stage("session_client", python=str(settings.RELAX_PYTHON))])
     urls = ",".join(settings.GYM_URLS or [])
     return texts | {
         "ROOT": str(ROOT),

@@ -10,12 +10,13 @@ Guarantees: one line of JSON at the end, whatever was found; nothing is left on 
 files are compared by size, and by hash of their first and last MiB. Standard library and the
 trainer's Ray; a session's address and reachability at another port prove little about a firewall.
 
-    NODE_CHECK_SPEC='{...}' python3 scripts/node_check.py
+    NODE_CHECK_SPEC='{...}' python3 scripts/training/node_check.py
 """
 
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 import urllib.error
@@ -25,7 +26,6 @@ from pathlib import Path
 MARK = "NODE_CHECK "
 NODE_TIMEOUT_S = 120
 ASK_TIMEOUT_S = 10
-TRIAL_DEADLINE_S = 60
 WHOLE_BYTES = 64 << 20
 EDGE_BYTES = 1 << 20
 # How long a shared file system may take to show a new file on another node.
@@ -114,63 +114,20 @@ def look_around(spec):
 
 
 def play_trials(spec, address):
-    """Play a trial at each Gateway with the model served at `address`: (faults, notes)."""
-    sys.path.insert(0, str(Path(spec["root"]) / "scripts"))
-    from policy import model_api
-
-    faults, notes = [], []
-    for gateway in spec["gateways"]:
-        try:
-            api = model_api.ModelAPI(address, model_api.noop, spec["api_port"])
-        except OSError as error:
-            notes.append(f"port {spec['api_port']} (RELAX_API_PORT) on {address}: {error.strerror}; tried another")
-            api = model_api.ModelAPI(address, model_api.noop)
-        try:
-            fault = _play(spec, gateway["url"], api)
-        finally:
-            api.stop()
-        faults += [fault] if fault else []
-        notes += [] if fault else [f"a trial at {gateway['url']} called the model at {api.base_url}"]
-    return faults, notes
-
-
-def _play(spec, url, api):
-    import session_client
-    from common import settings
-    from gateway import client
-    from inputs import rows
-
-    values = settings.load(spec["variables"] | {"NEMO_GYM_URL": url}, names=session_client.NAMES)
-    row = rows.to_relax(rows.read_rows(spec["rows"], 1)[0])
-    prompt = row["input"] if isinstance(row["input"], list) else [{"role": "user", "content": row["input"]}]
-    session = api.open({"messages": prompt, "metadata": row["metadata"]})
-    identity = {"SESSION_IO_DIR": spec["probe"], "SESSION_ID": session.id, "GROUP_ID": "check"}
-    payload = session_client.create_payload(
-        values, identity | {"ROLLOUT_MODE": "eval", "BASE_URL": api.base_url}, session.task
-    )
-    trial = client.Trial(client.Gateway(values, url), payload)
-    try:
-        snapshot = trial.finish()
-    except client.ClientError as error:
-        trial.abort()
-        return f"{url}: {_explained(str(error), api)}"
-    if session.turns and isinstance(snapshot.get("reward"), (int, float)):
-        return None
-    return f"{url}: the Gym's machine does not get to the model at {api.base_url}: {snapshot.get('error')}"
-
-
-def _explained(text, api):
-    if "callback_not_allowed" not in text:
-        return text
-    host = api.server_address[0]
-    return (
-        f"its callback networks do not cover the trainer's address {host}; on the Gym's machine add "
-        f"{host}/{128 if ':' in host else 32} to NEMO_GYM_CALLBACK_ALLOWED_NETWORKS, then make gym-up"
-    )
+    """Have a trial played at each Gateway with the model served at `address`: (faults, notes)."""
+    scripts = str(Path(spec["root"]) / "scripts")
+    command = ["env", f"PYTHONPATH={scripts}", spec["python"], "-m", "training.node_trial", address]
+    played = subprocess.run(command, input=json.dumps(spec), capture_output=True, text=True, timeout=NODE_TIMEOUT_S)
+    lines = played.stdout.splitlines()
+    if played.returncode or not lines:
+        last = (played.stderr.strip().splitlines() or ["no output"])[-1]
+        return [f"the trials ended with {played.returncode}: {last[:300]}"], []
+    return tuple(json.loads(lines[-1]))
 
 
 def check(spec):
     """Look at all nodes, then play the trials on the head: {"nodes": {address: [fault]}, "trials", "notes"}."""
+    # Imported here: the submitting machine reads fingerprints with this module and may have no Ray.
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

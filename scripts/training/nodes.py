@@ -8,18 +8,20 @@ read and that is removed with the job. Every fault of every node is named.
 import json
 import secrets
 import shlex
+from pathlib import Path
 
-import session_client
 from cluster import follow, jobs
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
+from gateway import trial_request
 from training import arguments, node_check
 from training import plan as training_plan
 from training.submit import write_token
 
 RUN = "import os; exec(compile(os.environ['NODE_CHECK'], 'node_check.py', 'exec'))"
-OUR_FILES = ("scripts/*.py", "scripts/*.sh", "scripts/*.yaml", "env.example")
+OUR_FILES = ("scripts/**/*.py", "scripts/*.sh", "scripts/*.yaml", "env.example")
 TAIL_LINES = 8
+TRIAL_DEADLINE_S = 60
 
 
 def look(plan):
@@ -58,9 +60,9 @@ def _spec(plan, probe, token_file):
         {"path": str(path), "patterns": patterns, "what": what, "sha256": node_check.fingerprint(path, patterns)}
         for path, patterns, what in wanted
     ]
-    names = [name for name in session_client.NAMES if name not in ("GATEWAY_TOKEN", "GYM_URLS")]
+    names = [name for name in trial_request.NAMES if name not in ("GATEWAY_TOKEN", "GYM_URLS")]
     variables = {name: settings.texts[name] for name in names}
-    limits = {"NEMO_GYM_DEADLINE_S": str(node_check.TRIAL_DEADLINE_S), "NEMO_GYM_LEASE_S": "30"}
+    limits = {"NEMO_GYM_DEADLINE_S": str(TRIAL_DEADLINE_S), "NEMO_GYM_LEASE_S": "30"}
     limits |= {"NEMO_GYM_STARTUP_TIMEOUT_S": "10", "NEMO_GYM_MAX_RETRIES": "5"}
     return {
         "root": str(ROOT),
@@ -78,7 +80,7 @@ def _spec(plan, probe, token_file):
 def _run(job, settings, spec):
     """Run the check on the cluster: its result. Raises Failure."""
     printed = []
-    source = (ROOT / "scripts" / "node_check.py").read_text(encoding="utf-8")
+    source = Path(node_check.__file__).read_text(encoding="utf-8")
     texts = {"NODE_CHECK": source, "NODE_CHECK_SPEC": json.dumps(spec)}
     command = "exec " + shlex.join([str(settings.RELAX_PYTHON), "-c", RUN])
     job.submit(command, texts, 0, {"py_executable": str(settings.RELAX_PYTHON)}, passing=True)

@@ -9,16 +9,17 @@ import hashlib
 import json
 import os
 import shlex
-import subprocess
 import time
 
-from accept import readyz
 from cluster import jobs as ray_jobs
 from cluster import nodes
 from common import terminal
+from common.failure import Failure
+from common.git import commit
+from common.net import readyz
 from common.settings import ROOT
-from common.terminal import Failure
 from inputs import rows as inputs_rows
+from rollouts import runs
 from training import arguments
 
 RUN_SCRIPT = ROOT / "scripts" / "run-qwen3-4B-8xgpu.sh"
@@ -84,7 +85,7 @@ class Plan:
         self.checkout()
         self.model()
         self.note("repository", f"{ROOT} at {commit(ROOT)}")
-        self.note("results", self.settings.EXP_DIR / arguments.RUN_NAME)
+        self.note("results", self.settings.EXP_DIR / runs.RUN_NAME)
 
     def checkout(self):
         s = self.settings
@@ -167,17 +168,3 @@ class Plan:
         for line in sorted(self.lines, key=lambda line: rank.get(line[:16], len(order))):
             terminal.say(line)
         terminal.say(f"  {'command:':<14}{shlex.join(self.command())}")
-
-
-def commit(folder):
-    """The commit a checkout is at, "+" for changes; "no git checkout" otherwise."""
-    git = ["git", "-C", str(folder), "-c", f"safe.directory={folder}"]
-    try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
-    except OSError:
-        return "an unknown commit (no git here)"
-    top = head.stdout.strip()
-    return (
-        f"{top[:12]}{' with changes' if changed.stdout.strip() else ''}" if head.returncode == 0 else "no git checkout"
-    )

@@ -11,7 +11,7 @@ has not thereby trained: `make accept` judges that.
 
 Standard library, and what comes with Ray: it runs under the trainer's Python.
 
-    scripts/train_submit.py -- MODEL_ARGS...
+    PYTHONPATH=scripts python3 -m training.submit -- MODEL_ARGS...
 """
 
 import json
@@ -22,17 +22,19 @@ import sys
 import time
 from pathlib import Path
 
-import session_client
 from cluster import follow as ray_follow
 from cluster import jobs, nodes
+from cluster.jobs import Interrupted, interrupt
 from cluster.worker_logs import worker_tails
+from common import program, terminal
 from common import settings as variables
-from common import terminal
-from common.settings import ROOT
-from common.terminal import Failure
-from gateway.client import ClientError, read_token
+from common.failure import Failure
+from common.files import write_whole
+from common.settings import read_token
+from gateway import trial_request
 from inputs import rows
-from rollouts.submit import Interrupted, interrupt
+from rollouts import growth
+from rollouts import runs as rollouts_runs
 from training import arguments, progress
 
 CPUS = 1
@@ -76,7 +78,7 @@ def runtime_env(text, python, relax_root):
 
 def job_variables(settings, token_file):
     """The session client's variables for the job, none of them a secret."""
-    texts = {name: settings.texts[name] for name in session_client.NAMES if name != "GATEWAY_TOKEN"}
+    texts = {name: settings.texts[name] for name in trial_request.NAMES if name != "GATEWAY_TOKEN"}
     urls = {"NEMO_GYM_URL": settings.gateway_urls[0], "GYM_URLS": ",".join(settings.GYM_URLS or [])}
     return texts | urls | {"GATEWAY_TOKEN_FILE": str(token_file or ""), "PYTHONUNBUFFERED": "1"}
 
@@ -84,16 +86,13 @@ def job_variables(settings, token_file):
 def entrypoint(settings, path, prompts, words):
     """The job's command line: the wrapper, then the trainer's driver with `words`."""
     python = str(settings.RELAX_PYTHON)
-    wrapper = [python, str(ROOT / "scripts" / "job.py"), "--rows", str(path), "--limit", str(settings.LIMIT)]
+    wrapper = program.stage("job", "--rows", str(path), "--limit", str(settings.LIMIT), python=python)
     return "exec " + shlex.join([*wrapper, "--prompts", str(prompts), "--", python, "-m", MODULE, *words])
 
 
 def write_token(settings, folder):
     """Put the Gateway's token into a file only its owner can read: its path, or None without one."""
-    try:
-        token = read_token(settings)
-    except ClientError as error:
-        raise Failure(error) from None
+    token = read_token(settings)
     if not token:
         return None
     path = folder / "token"
@@ -117,7 +116,7 @@ class Run:
         if faults := arguments.contradictions(self.arguments, settings, self.task):
             raise Failure("; ".join(faults))
         self.words = [*model_args, *arguments.command_line(self.arguments)]
-        self.folder = settings.EXP_DIR / arguments.RUN_NAME
+        self.folder = settings.EXP_DIR / rollouts_runs.RUN_NAME
         self.dumps = self.folder / "rollout_result" / "train"
         self.log = settings.RUN_DIR / "logs" / f"{job.id}.log"
 
@@ -141,16 +140,14 @@ class Run:
             "trainer": str(self.relax_root),
             "arguments": self.words,
         }
-        beside = runs / f"{self.job.id}.json.part"
-        beside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, runs / f"{self.job.id}.json")
+        write_whole(runs / f"{self.job.id}.json", json.dumps(facts, indent=1) + "\n")
 
     def submit(self, cpus):
         """Submit the job: the Watch that follows it. All that may fail here does so before Ray hears of it."""
         try:
-            before = progress.marks(self.dumps)
+            before = growth.marks(self.dumps)
             self.record(before)
-            reader = progress.DumpReader(self.dumps, before)
+            reader = growth.DumpReader(self.dumps, before)
             watch = progress.Watch(self.log, reader, self.task, self.settings.TRAIN_STALL_S)
         except OSError as error:
             raise Failure(f"{error.filename}: {error.strerror}; EXP_DIR and RUN_DIR have to be writable") from None

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from apply_patches import WORKPLACE, installed_tree
 from inputs import rows
 from proofs.rig import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
 from scripted_model import ScriptedModel
+from servers.tree import WORKPLACE, installed_tree
 
 LAST = ("test_secrets.py", "test_stop.py")
 

@@ -4,13 +4,13 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from common import program
 from common import settings as variables
-from proofs.rig import SCRIPTS, Surface, environment, free_block
+from proofs.rig import Surface, environment, free_block
 
 RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 
@@ -116,7 +116,7 @@ class GatewayAlone(Surface):
 
     def up(self):
         with self.log.open("ab") as log:
-            command = [sys.executable, str(SCRIPTS / "gateway" / "app.py")]
+            command = program.room("gateway.app")
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.log.parent)
         self.wait_ready(120)
 

@@ -9,9 +9,9 @@ import outcomes
 import pytest
 from outcomes import play, truth_of
 
-import apply_patches
 from inputs.rows import read_rows
 from policy.model_api import function_call, message
+from servers import tree as gym_tree
 from task_rows import SHARED_DATA
 
 # Episodes of the shipped rows: five for each, and one of odd calls.
@@ -47,21 +47,21 @@ ODD_CALLS = [
 
 def patched_names():
     """The files of the Workplace Assistant that our patches change."""
-    return [name for name in apply_patches.read_sums() if name.startswith(apply_patches.WORKPLACE)]
+    return [name for name in gym_tree.read_sums() if name.startswith(gym_tree.WORKPLACE)]
 
 
 @pytest.fixture(scope="module")
 def pristine_tree(tmp_path_factory):
     """The Workplace Assistant as released: ours with the patches taken back, proved by hash."""
-    tree, scratch = apply_patches.installed_tree(), tmp_path_factory.mktemp("pristine")
+    tree, scratch = gym_tree.installed_tree(), tmp_path_factory.mktemp("pristine")
     ignored = shutil.ignore_patterns("__pycache__", "notebooks")
-    shutil.copytree(tree / apply_patches.WORKPLACE, scratch / apply_patches.WORKPLACE, ignore=ignored)
-    for patch in reversed(apply_patches.patch_files()):
-        command = ["git", "apply", "-R", "--include", f"{apply_patches.WORKPLACE}/*", str(patch)]
+    shutil.copytree(tree / gym_tree.WORKPLACE, scratch / gym_tree.WORKPLACE, ignore=ignored)
+    for patch in reversed(gym_tree.patch_files()):
+        command = ["git", "apply", "-R", "--include", f"{gym_tree.WORKPLACE}/*", str(patch)]
         subprocess.run(command, cwd=scratch, check=True, env={"GIT_CEILING_DIRECTORIES": str(scratch.parent)})
-    known = apply_patches.read_sums()
+    known = gym_tree.read_sums()
     for name in patched_names():
-        assert apply_patches.digest(scratch / name) in known[name]["pristine"], name
+        assert gym_tree.digest(scratch / name) in known[name]["pristine"], name
     return scratch
 
 
@@ -85,7 +85,7 @@ def played(pristine_tree, example_rows):
         episodes += [{"row": row, "calls": truth_of(row)} for row in found]
         episodes += [{"row": row, "calls": []} for row in found[::4]]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(play, [apply_patches.installed_tree(), pristine_tree], [episodes] * 2))
+        return list(pool.map(play, [gym_tree.installed_tree(), pristine_tree], [episodes] * 2))
 
 
 def assert_same(patched, pristine):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proofs.rig import environment, free_block, own_address, run_script
-from servers import processes
+from servers import ports, processes
 
 
 def refused(env):
@@ -81,8 +81,8 @@ def test_e5_the_ports_of_a_running_graph_name_it(graph, tmp_path):
 
 def test_e16_only_the_gateway_listens_beyond_loopback(graph):
     ours = processes.ours(graph.settings)
-    inodes = set().union(*(processes.sockets_of(process) for process in ours))
-    listening = [(address, port) for address, port, inode in processes.listening() if inode in inodes]
+    inodes = set().union(*(ports.sockets_of(process) for process in ours))
+    listening = [(address, port) for address, port, inode in ports.listening() if inode in inodes]
     assert len(listening) > 8
     exposed = {port for address, port in listening if not address.startswith(("127.", "::1", "::ffff:127."))}
     assert exposed == ({graph.settings.port("gateway")} if own_address() else set())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proofs.rig import SCRIPTS
+from servers import ports
 from servers import processes as own_processes
 
 SLEEP = "import time; time.sleep(300)"
@@ -24,8 +25,8 @@ def strangers(tmp_path_factory):
     }
     started = [
         subprocess.Popen([sys.executable, "-c", SLEEP], env=unmarked),
-        subprocess.Popen([str(ray), "-c", SLEEP, "ray::IDLE", "supervise.py", "gcs_server"], env=unmarked),
-        subprocess.Popen([sys.executable, "-c", SLEEP, "scripts/supervise.py"], env=other_run),
+        subprocess.Popen([str(ray), "-c", SLEEP, "ray::IDLE", "servers.supervise", "gcs_server"], env=unmarked),
+        subprocess.Popen([sys.executable, "-c", SLEEP, "servers.supervise"], env=other_run),
     ]
     yield started
     for process in started:
@@ -48,8 +49,8 @@ def stopped(graph_started, strangers, models):
 
 
 def open_ports(graph):
-    inodes = set().union(*(own_processes.sockets_of(process) for process in own_processes.ours(graph.settings)))
-    return {port for _, port, inode in own_processes.listening() if inode in inodes}
+    inodes = set().union(*(ports.sockets_of(process) for process in own_processes.ours(graph.settings)))
+    return {port for _, port, inode in ports.listening() if inode in inodes}
 
 
 def shared_memory(processes):
@@ -79,7 +80,7 @@ def test_no_process_is_left(stopped, graph_started):
 
 def test_no_port_is_left(stopped):
     before, _ = stopped
-    listening = {port for _, port, _ in own_processes.listening()}
+    listening = {port for _, port, _ in ports.listening()}
     assert len(before["sockets"]) > 8 and not before["sockets"] & listening
 
 

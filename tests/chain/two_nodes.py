@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import net
 from proofs.rig import own_address
 from servers import processes
 
@@ -89,7 +90,7 @@ class Cluster:
 
     def wait_nodes(self, count):
         end = time.monotonic() + START_S
-        while processes.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
+        while net.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
             assert time.monotonic() < end, "the nodes did not show on the dashboard"
             time.sleep(0.3)
 

@@ -18,10 +18,9 @@ import pytest
 import standin_base
 import standin_gym
 
-import apply_patches
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
-from servers import container
+from servers import container, tree
 
 # The same each time: the build remembers its steps by what it is given, this address too.
 GIT_PORT = 12399
@@ -65,7 +64,7 @@ def base(client):
 def repository(tmp_path_factory):
     """A git repository that holds NeMo Gym, and the commit to take from it."""
     if given := os.environ.get("IMAGE_TEST_GIT"):
-        return Path(given).resolve(), apply_patches.GYM_COMMIT
+        return Path(given).resolve(), tree.GYM_COMMIT
     folder = tmp_path_factory.mktemp("git") / "gym"
     folder.mkdir()
     return folder, standin_gym.make(folder)
@@ -91,7 +90,7 @@ def git_source(repository):
 def clone(tmp_path_factory, repository):
     """This clone; a copy of it that pins another commit where the repository lacks the pinned one."""
     _, commit = repository
-    if commit == apply_patches.GYM_COMMIT:
+    if commit == tree.GYM_COMMIT:
         return ROOT
     folder = tmp_path_factory.mktemp("clone")
     (folder / "data").mkdir()
@@ -101,8 +100,8 @@ def clone(tmp_path_factory, repository):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Dockerfile", "scripts/apply_patches.py"):
         text = (folder / name).read_text()
-        assert text.count(apply_patches.GYM_COMMIT) == 1, name
-        (folder / name).write_text(text.replace(apply_patches.GYM_COMMIT, commit))
+        assert text.count(tree.GYM_COMMIT) == 1, name
+        (folder / name).write_text(text.replace(tree.GYM_COMMIT, commit))
     return folder
 
 

@@ -15,10 +15,10 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import apply_patches
 from common.settings import ROOT
+from servers import tree
 
-TREES = ("nemo_gym", apply_patches.WORKPLACE, "responses_api_agents/simple_agent")
+TREES = ("nemo_gym", tree.WORKPLACE, "responses_api_agents/simple_agent")
 EMPTY = ("cache", "results")
 WHEN = "2026-01-01T00:00:00Z"
 PROJECT = """[project]
@@ -41,7 +41,7 @@ constraint-dependencies = {pins}
 
 def make(folder):
     """Make the repository in `folder`. Returns its commit."""
-    installed = apply_patches.installed_tree()
+    installed = tree.installed_tree()
     for name in TREES:
         shutil.copytree(installed / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in EMPTY:
@@ -55,9 +55,9 @@ def make(folder):
 def take_back_patches(folder):
     # Outside any repository `git apply` takes paths as they are, whatever the clone ignores.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    for patch in reversed(apply_patches.patch_files()):
+    for patch in reversed(tree.patch_files()):
         subprocess.run(["git", "apply", "--reverse", str(patch)], cwd=folder, env=environment, check=True)
-    assert apply_patches.tree_state(folder, apply_patches.read_sums()) == "pristine"
+    assert tree.tree_state(folder, tree.read_sums()) == "pristine"
 
 
 def lock(folder):

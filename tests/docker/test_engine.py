@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import build_image
-import gym_up
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
 from servers import container as docker_backend
+from servers import graph as servers_graph
 
 NAME = f"relax-nemo-gym-test-{secrets.token_hex(4)}"
 
@@ -24,7 +24,7 @@ def empty_image(client):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("empty"))
-    change = f'LABEL {docker_backend.CODE_LABEL}="{gym_up.graph_code()}"'
+    change = f'LABEL {docker_backend.CODE_LABEL}="{servers_graph.graph_code()}"'
     client.api.import_image_from_data(archive.getvalue(), repository=NAME, tag="1", changes=[change])
     yield f"{NAME}:1"
     client.images.remove(f"{NAME}:1", force=True)
@@ -47,18 +47,18 @@ def container(client, image, **labels):
 
 def test_a_missing_image_is_one_line_and_auto_goes_local(load):
     with pytest.raises(Failure, match="is not there; run: make image"):
-        gym_up.choose_backend(load(NEMO_GYM_IMAGE="relax-nemo-gym:none-such"))
-    graph, why = gym_up.choose_backend(load(NEMO_GYM_IMAGE="relax-nemo-gym:none-such", GYM_BACKEND="auto"))
+        servers_graph.choose_backend(load(NEMO_GYM_IMAGE="relax-nemo-gym:none-such"))
+    graph, why = servers_graph.choose_backend(load(NEMO_GYM_IMAGE="relax-nemo-gym:none-such", GYM_BACKEND="auto"))
     assert (graph.name, why) == ("local", "GYM_BACKEND=auto: the image relax-nemo-gym:none-such is not there")
 
 
 def test_the_image_of_this_code_is_taken_and_another_refused(client, load, monkeypatch):
-    graph, _ = gym_up.choose_backend(load())
+    graph, _ = servers_graph.choose_backend(load())
     assert graph.name == "docker"
-    assert gym_up.choose_backend(load(GYM_BACKEND="auto"))[0].name == "docker"
-    monkeypatch.setattr(gym_up, "graph_code", lambda: "another")
+    assert servers_graph.choose_backend(load(GYM_BACKEND="auto"))[0].name == "docker"
+    monkeypatch.setattr(servers_graph, "graph_code", lambda: "another")
     with pytest.raises(Failure, match="other scripts or patches than this clone's; run: make image"):
-        gym_up.choose_backend(load())
+        servers_graph.choose_backend(load())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_image_of_this_code_is_taken_and_another_refused(client, load, monke
 def test_a_name_taken_by_another_is_refused_and_left_alone(client, load, empty_image, labels, whose):
     foreign = container(client, empty_image, **labels)
     try:
-        graph, _ = gym_up.choose_backend(load())
+        graph, _ = servers_graph.choose_backend(load())
         with pytest.raises(Failure, match=f"{NAME} is there already and {whose}"):
             graph.check()
         assert docker_backend.end_containers(load()) == 0
@@ -87,10 +87,10 @@ def test_our_own_container_is_found_by_its_label_and_removed(client, load, empty
 def test_a_start_that_fails_leaves_no_container(client, load):
     settings = load()
     settings.RUN_DIR.mkdir()
-    graph, _ = gym_up.choose_backend(settings)
+    graph, _ = servers_graph.choose_backend(settings)
     graph.check = lambda: None
     with pytest.raises(Failure, match=f"starting container {NAME}"):
-        gym_up.replace_graph(graph, "f", None)
+        servers_graph.replace_graph(graph, "f", None)
     assert docker_backend.ours(client, settings) == []
 
 
@@ -98,7 +98,7 @@ def test_a_path_the_engine_does_not_have_names_the_variable(load):
     settings = load(
         HOST_REPO_DIR="/none/such", RUN_DIR=variables.ROOT / "data/run-test", DATA_ROOT=variables.ROOT / "data"
     )
-    graph, _ = gym_up.choose_backend(settings)
+    graph, _ = servers_graph.choose_backend(settings)
     try:
         with pytest.raises(Failure, match="set HOST_REPO_DIR to where"):
             graph.check()
@@ -109,7 +109,7 @@ def test_a_path_the_engine_does_not_have_names_the_variable(load):
 
 def test_a_taken_port_is_named_before_a_container_is_made(client, load):
     settings = load(GYM_BASE_PORT=12800, GYM_RAY_PORT=13000)
-    graph, _ = gym_up.choose_backend(settings)
+    graph, _ = servers_graph.choose_backend(settings)
     taken = socket.create_server(("127.0.0.1", settings.port("head")))
     with taken, pytest.raises(Failure, match="port 12803 .* is taken by "):
         graph.check()

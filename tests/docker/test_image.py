@@ -21,14 +21,14 @@ import outcomes
 import pytest
 import standin_base
 
-import apply_patches
 import build_image
-from apply_patches import installed_tree
+from common import net
 from common import settings as variables
-from common.terminal import Failure
-from gym_up import choose_backend, graph_code, readiness, replace_graph
+from common.failure import Failure
 from servers import container as docker_backend
-from servers import processes
+from servers import ports, processes, tree
+from servers.graph import choose_backend, graph_code, readiness, replace_graph
+from servers.tree import installed_tree
 
 SECRET = "never-show-me-4711"
 TOKEN = "only-its-owner-reads-me-0815"
@@ -131,7 +131,7 @@ def test_the_preflight_ran_ray_serve_with_the_bases_own_python(base, build_outpu
 
 
 def test_a_repository_without_the_pinned_commit_is_refused(client, installation, build_output, repository, tmp_path):
-    if repository[1] == apply_patches.GYM_COMMIT:
+    if repository[1] == tree.GYM_COMMIT:
         pytest.skip("the repository has the pinned commit")
     with pytest.raises(Failure, match="NeMo Gym could not be fetched; check NEMO_GYM_GIT"):
         build_image.build(client, installation.settings, build_arguments(installation), tmp_path / "log", SILENT)
@@ -214,7 +214,7 @@ def test_the_token_is_in_a_file_of_the_owners_and_not_in_what_inspect_shows(clie
     assert TOKEN not in json.dumps([client.api.inspect_container(container.id), container.top()])
     path = installation.settings.RUN_DIR / docker_backend.TOKEN
     assert (path.read_text(), path.stat().st_mode & 0o777) == (TOKEN, 0o600)
-    status, _ = processes.get(f"{installation.settings.local_url('gateway')}/v1/trials/none", 5)
+    status, _ = net.get(f"{installation.settings.local_url('gateway')}/v1/trials/none", 5)
     assert status == 401
 
 
@@ -222,7 +222,7 @@ def test_only_the_gateway_may_be_reached_from_beyond_loopback(container, install
     pids = {int(row[1]) for row in container.top()["Processes"]}
     group = [process for process in processes.processes() if process.pid in pids]
     assert len(group) > 5
-    assert processes.beyond_loopback(group, allowed={installation.settings.port("gateway")}) == []
+    assert ports.beyond_loopback(group, allowed={installation.settings.port("gateway")}) == []
 
 
 def test_the_whole_chain_passes_from_outside_and_keeps_the_container(client, container, installation):
@@ -245,7 +245,7 @@ def test_the_container_gives_the_bytes_and_rewards_of_the_environment(container,
 
 
 def test_the_container_has_the_clones_environment(container, installation, repository):
-    expected = apply_patches.fingerprint(installed_tree()) | {"gym_commit": repository[1]}
+    expected = tree.fingerprint(installed_tree()) | {"gym_commit": repository[1]}
     found = readiness(installation.settings)[1]["environment"]
     for name in ("gym_commit", "pandas", "workplace_tree", "patches"):
         assert found[name] == expected[name], name

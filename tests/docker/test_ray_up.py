@@ -12,8 +12,9 @@ import ray_up
 from cluster import nodes
 from cluster.jobs import Dashboard
 from common import settings as variables
-from servers import processes
+from servers import ports
 from training import container as ray_container
+from training import container as training_container
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def addresses():
 def test_an_engine_without_gpus_is_said_and_leaves_no_container(place, client):
     with pytest.raises(ray_up.Failure) as failure:
         ray_up.main()
-    if ray_up.NO_GPUS not in str(failure.value):
+    if training_container.NO_GPUS not in str(failure.value):
         pytest.skip("this engine has GPUs, or another reason not to start")
     assert str(failure.value).endswith("has this machine GPUs, and the NVIDIA container toolkit?")
     assert not client.containers.list(all=True, filters={"name": ray_container.NAME})
@@ -58,7 +59,7 @@ def test_the_container_starts_with_a_ray_that_commands_reach(place, client, monk
     [head] = nodes.nodes(dashboard)
     assert (head.is_head, head.gpus, head.address) == (True, 8.0, place.RELAX_HOST)
     # Nobody but who knows the address reaches it.
-    assert not processes.connects(26380)
+    assert not ports.connects(26380)
 
     identity = client.containers.get(ray_container.NAME).id
     ray_up.main()

@@ -7,10 +7,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import doctor
+from checks import registry
 from checks.probe import Case, Finding
 from common import settings as variables
-from servers import processes
+from servers import ports
 
 PROXY_PAGE = "<html><body>Blocked by the web proxy</body></html>"
 # Belongs to no machine.
@@ -32,7 +32,7 @@ def case_of(folder, stage="", **texts):
 
 def found(look, case, verdict=None):
     """The Findings of a check as the doctor has them; with `verdict` the only one that has it."""
-    findings = doctor.examine(doctor.Check("under test", look), case)
+    findings = registry.examine(registry.Check("under test", look), case)
     assert all(isinstance(each, Finding) and each.what for each in findings) and findings
     assert all(bool(each.cure) == (each.verdict != "ok") for each in findings), findings
     if verdict is None:
@@ -123,7 +123,7 @@ class Silent:
 def free_base():
     """The first of 200 ports that nobody listens on, below the range that the kernel hands out."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    taken = {port for _, port, _ in processes.listening()}
+    taken = {port for _, port, _ in ports.listening()}
     # Test processes side by side choose from different ends.
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     bases = range(min(low, 32768) - 402 - 5000 * (worker % 4), 1024, -201)

@@ -10,7 +10,7 @@ import json
 
 from hypothesis import strategies as st
 
-from apply_patches import WORKPLACE, installed_tree
+from servers.tree import WORKPLACE, installed_tree
 
 FOLDER = installed_tree() / WORKPLACE
 ODD = [0, 7, -1, 1.5, True, False, None, [], ["a"], {}, {"a": 1}, "", " ", "\x00", "a\x00", "\ud800", float("nan")]

@@ -12,7 +12,9 @@ import pytest
 
 import accept
 import smoke
-from common.terminal import Failure
+from common import net
+from common.failure import Failure
+from gateway import health
 from rollouts import runs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -101,9 +103,9 @@ def test_a_truncated_sample_passes_with_its_budget(gateway):
 
 @pytest.mark.parametrize("held", [{"active_trials": 1}, {"open_sessions": 2}, {"open_sessions": None}])
 def test_state_that_is_not_released_or_not_known_fails(gateway, monkeypatch, held):
-    monkeypatch.setattr(accept, "RELEASE_S", 0)
+    monkeypatch.setattr(health, "RELEASE_S", 0)
     gateway.answer |= held
-    clean, said = accept.released([gateway.url], 0.3)
+    clean, said = health.released([gateway.url], 0.3)
     assert not clean and ("unknown" in said or "=1" in said or "=2" in said)
 
 
@@ -145,15 +147,15 @@ def test_without_a_graph_what_it_would_show_is_not_looked_at(tmp_path):
     assert judge(None, sample(reward=None), silent=silent).verdict == "failed"
     layers = [accept.services({silent[0]: (False, {})}), layer]
     assert accept.summary(layers) == ("failed: services ready; not looked at: model rollout", True)
-    assert accept.summary([accept.Layer("training step", accept.NO_TRAINER, [])]) == ("passed", False)
+    assert accept.summary([accept.Layer("training step", runs.NO_TRAINER, [])]) == ("passed", False)
 
 
 def test_a_gateway_that_is_not_ready_fails_the_services(gateway, tmp_path):
     gateway.answer |= {"ready": False, "servers": {"agent": {"up": False}}}
-    layer = accept.services({gateway.url: accept.readyz(gateway.url)})
+    layer = accept.services({gateway.url: net.readyz(gateway.url)})
     assert layer.verdict == "failed" and '"agent"' in layer.evidence[0] and "make gym-up" in layer.evidence[0]
     urls = [gateway.url, "http://127.0.0.1:9"]
-    nobody = accept.services({url: accept.readyz(url) for url in urls})
+    nobody = accept.services({url: net.readyz(url) for url in urls})
     assert any(line.startswith("http://127.0.0.1:9/readyz: no answer") for line in nobody.evidence)
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import gym_up
 from gateway.model_calls import ITEMS_PER_CALL, MAX_TOKENS, EndpointFault, ModelCalls, TooManyCalls, complete
+from servers import graph
 
 SETTINGS = SimpleNamespace(GATEWAY_MAX_CALLS_PER_ANSWER=2)
 
@@ -52,11 +52,11 @@ def test_a_second_start_waits_for_the_first(tmp_path):
     entered = threading.Event()
 
     def second():
-        with gym_up.only_start(settings, stage):
+        with graph.only_start(settings, stage):
             entered.set()
 
     waiting = threading.Thread(target=second, daemon=True)
-    with gym_up.only_start(settings, stage):
+    with graph.only_start(settings, stage):
         waiting.start()
         assert not entered.wait(0.3)
     assert entered.wait(10)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import apply_patches
-from apply_patches import apply, installed_tree, patch_files, read_sums, tree_state
-from common.terminal import Failure
+from apply_patches import apply
+from common.failure import Failure
+from servers import tree as gym_tree
+from servers.tree import installed_tree, patch_files, read_sums, tree_state
 
 SCRIPT = Path(apply_patches.__file__)
 APP = "resources_servers/workplace_assistant/app.py"
@@ -140,10 +142,10 @@ def test_a_kill_in_the_middle_leaves_a_tree_that_can_be_patched(tree):
 
 def test_patches_that_give_something_else_than_listed_change_nothing(tree, monkeypatch, tmp_path):
     other = tmp_path / "patches"
-    shutil.copytree(apply_patches.PATCHES, other)
+    shutil.copytree(gym_tree.PATCHES, other)
     patch = sorted(other.glob("*.patch"))[0]
     patch.write_text(patch.read_text().replace("This rollout has ended.", "This rollout is over."))
-    monkeypatch.setattr(apply_patches, "PATCHES", other)
+    monkeypatch.setattr(gym_tree, "PATCHES", other)
     before = contents(tree)
     with pytest.raises(Failure, match="--record"):
         apply(tree)
@@ -155,9 +157,9 @@ def test_patches_that_give_something_else_than_listed_change_nothing(tree, monke
 
 
 def test_sums_are_what_record_writes_of_the_released_tree(tree, monkeypatch, tmp_path):
-    monkeypatch.setattr(apply_patches, "SUMS", tmp_path / "SUMS")
+    monkeypatch.setattr(gym_tree, "SUMS", tmp_path / "SUMS")
     apply_patches.record([tree])
-    listed = (apply_patches.PATCHES / "SHA256SUMS").read_text().splitlines()
+    listed = (gym_tree.PATCHES / "SHA256SUMS").read_text().splitlines()
     assert set((tmp_path / "SUMS").read_text().splitlines()) <= set(listed)
     assert {APP, ADDED, AGENT} <= set(read_sums()) == set(apply_patches.touched_names())
 
@@ -174,12 +176,12 @@ def test_the_pinned_commit_takes_the_patches_too(tmp_path):
         pytest.skip("NEMO_GYM_CHECKOUT names no clone of NeMo Gym")
     tree = tmp_path / "tree"
     for name in read_sums():
-        command = ["git", "show", f"{apply_patches.GYM_COMMIT}:{name}"]
+        command = ["git", "show", f"{gym_tree.GYM_COMMIT}:{name}"]
         shown = subprocess.run(command, cwd=given, capture_output=True, text=True)
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         if shown.returncode == 0:
             (tree / name).write_text(shown.stdout)
-    assert (tree / APP).exists(), f"{given} does not have {apply_patches.GYM_COMMIT}"
+    assert (tree / APP).exists(), f"{given} does not have {gym_tree.GYM_COMMIT}"
     assert tree_state(tree, read_sums()) == "pristine"
     assert apply(tree) is True and apply(tree) is False
     assert (tree / APP).read_bytes() == (installed_tree() / APP).read_bytes()
@@ -214,16 +216,16 @@ def test_a_tree_that_may_not_be_written_is_named(tree):
 
 
 def test_the_fingerprint_changes_with_code_data_and_patches_and_nothing_else(tree, monkeypatch, tmp_path):
-    first = apply_patches.fingerprint(tree)
+    first = gym_tree.fingerprint(tree)
     assert set(first) == {"gym_commit", "nemo_gym", "pandas", "workplace_tree", "patches"}
     assert first["nemo_gym"] == "0.4.0" and first["pandas"] == "2.3.2"
     (tree / "resources_servers/workplace_assistant/notes.txt").write_text("x")
-    assert apply_patches.fingerprint(tree) == first
+    assert gym_tree.fingerprint(tree) == first
     table = next((tree / "resources_servers/workplace_assistant").rglob("*.csv"))
     table.write_bytes(table.read_bytes() + b"\n")
-    assert apply_patches.fingerprint(tree)["workplace_tree"] != first["workplace_tree"]
-    other = shutil.copytree(apply_patches.PATCHES, tmp_path / "patches")
-    monkeypatch.setattr(apply_patches, "PATCHES", other)
-    assert apply_patches.fingerprint(tree)["patches"] == first["patches"]
+    assert gym_tree.fingerprint(tree)["workplace_tree"] != first["workplace_tree"]
+    other = shutil.copytree(gym_tree.PATCHES, tmp_path / "patches")
+    monkeypatch.setattr(gym_tree, "PATCHES", other)
+    assert gym_tree.fingerprint(tree)["patches"] == first["patches"]
     (other / "0009-more.patch").write_text("more")
-    assert apply_patches.fingerprint(tree)["patches"] != first["patches"]
+    assert gym_tree.fingerprint(tree)["patches"] != first["patches"]

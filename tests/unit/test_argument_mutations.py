@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
 from training import arguments as train_plan
 from training import submit
 

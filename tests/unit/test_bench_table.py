@@ -6,10 +6,8 @@ import sys
 import pytest
 
 import bench
-from common import git
-from common.settings import ROOT
-from common.terminal import Failure
-from proofs import bench_table
+from common.failure import Failure
+from proofs import bench_graphs, bench_table, published
 
 
 def graph(trials_per_s, resource, p99_ms, mb=0.01):
@@ -60,14 +58,14 @@ def test_a_bench_without_all_its_parts_is_not_shown():
 
 
 def test_at_each_level_run_more_trials_than_at_once():
-    assert [bench.enough(150, level) for level in (8, 64, 1024)] == [150, 192, 3072]
+    assert [bench_graphs.enough(150, level) for level in (8, 64, 1024)] == [150, 192, 3072]
 
 
-def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):
+def test_publish_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):
     readme, out = tmp_path / "README.md", tmp_path / "bench"
     readme.write_text("before\n<!-- bench: written by `x` -->\nold\n<!-- /bench -->\nafter\n")
-    monkeypatch.setattr(git, "README", readme)
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--readme", "--out", str(out)])
+    monkeypatch.setattr(published, "MEASURED", readme)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--publish", "--out", str(out)])
     with pytest.raises(Failure, match="make bench writes it"):
         bench.main()
     out.mkdir()
@@ -77,8 +75,8 @@ def test_readme_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch,
     assert text == f"before\n<!-- bench: written by `x` -->\n{bench_table.markdown(FOUND)}<!-- /bench -->\nafter\n"
 
 
-def test_the_readme_itself_has_a_place_for_them_and_shows_a_run_on_a_commit():
-    shown = git.part((ROOT / "README.md").read_text(), "bench")[1]
+def test_the_file_itself_has_a_place_for_them_and_shows_a_run_on_a_commit():
+    shown = published.part(published.MEASURED.read_text(), "bench")[1]
     assert ", commit " in shown and "+, " not in shown and "| ratio |" in shown
-    with pytest.raises(Failure, match="git checkout README.md"):
-        git.part("nothing", "bench")
+    with pytest.raises(Failure, match="git checkout"):
+        published.part("nothing", "bench")

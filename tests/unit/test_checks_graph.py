@@ -9,17 +9,16 @@ import sys
 
 import pytest
 
-import apply_patches
-import fetch_model
-import gym_up
 from checks import files, graph, leftovers
 from common.settings import ROOT
 from doctor_case import PROXY_PAGE, Pages, case_of, found, free_base, is_ok
 from inputs import hub as hub_client
+from inputs import weights
 from local_hub import Hub
-from servers import container, processes
+from servers import container, processes, tree
+from servers import graph as servers_graph
 
-EXAMPLE = apply_patches.WORKPLACE + "/data/example.jsonl"
+EXAMPLE = tree.WORKPLACE + "/data/example.jsonl"
 LOCK = json.loads((ROOT / "data" / "dataset.lock.json").read_text())
 
 
@@ -35,8 +34,8 @@ def gateway(tmp_path):
         pages.pages["/readyz"] = state = {
             "ready": True,
             "service_epoch": "e1",
-            "gym_commit": apply_patches.GYM_COMMIT,
-            "config_fingerprint": gym_up.graph_fingerprint(pages.case().settings),
+            "gym_commit": tree.GYM_COMMIT,
+            "config_fingerprint": servers_graph.graph_fingerprint(pages.case().settings),
             "servers": {"agent": {"up": True}, "resource": {"up": True}},
             "active_trials": 0,
             "open_sessions": 0,
@@ -83,7 +82,7 @@ def test_e2_e3_a_graph_that_is_stale_down_or_leaking_is_named(gateway, changes, 
 
 def test_a_stale_graph_of_another_clone_is_named_by_its_folder(tmp_path):
     base = free_base()
-    state = {"ready": True, "service_epoch": "e", "gym_commit": apply_patches.GYM_COMMIT, "config_fingerprint": "x"}
+    state = {"ready": True, "service_epoch": "e", "gym_commit": tree.GYM_COMMIT, "config_fingerprint": "x"}
     code = f"""
 import http.server, json
 class H(http.server.BaseHTTPRequestHandler):
@@ -161,7 +160,7 @@ def engine(monkeypatch):
         yield api
 
 
-def image(code, commit=apply_patches.GYM_COMMIT):
+def image(code, commit=tree.GYM_COMMIT):
     config = {"Labels": {container.CODE_LABEL: code}, "Env": ["PATH=/bin", f"NEMO_GYM_COMMIT={commit}"]}
     return {"Id": "sha256:1", "RepoTags": [], "Config": config}
 
@@ -171,7 +170,7 @@ def docker_case(tmp_path, stage="", backend="docker"):
 
 
 def test_an_image_of_this_clone_is_ok(tmp_path, engine):
-    engine.put("images/relax-nemo-gym:a85670e/json", image(gym_up.graph_code()))
+    engine.put("images/relax-nemo-gym:a85670e/json", image(servers_graph.graph_code()))
     assert (
         "commit a85670eb167b, code and patches of this clone" in found(graph.engine, docker_case(tmp_path), "ok").what
     )
@@ -187,7 +186,7 @@ def test_an_image_of_this_clone_is_ok(tmp_path, engine):
 )
 def test_an_image_that_is_missing_or_other_is_named(tmp_path, engine, made, said):
     if made:
-        engine.put("images/relax-nemo-gym:a85670e/json", image(made[0] or gym_up.graph_code(), *made[1:]))
+        engine.put("images/relax-nemo-gym:a85670e/json", image(made[0] or servers_graph.graph_code(), *made[1:]))
     finding = found(graph.engine, docker_case(tmp_path), "fail")
     assert said in finding.what and "make image" in finding.cure
     auto = found(graph.engine, docker_case(tmp_path, backend="auto"))[0]
@@ -238,7 +237,7 @@ def test_containers_that_ended_or_whose_folder_is_gone_are_left_over(tmp_path, e
 def hub(monkeypatch):
     made = Hub()
     made.publish(f"datasets/{LOCK['repo_id']}", LOCK["revision"], {})
-    made.publish(fetch_model.REPO, "3" * 40, {})
+    made.publish(weights.REPO, "3" * 40, {})
     monkeypatch.setenv("HF_ENDPOINT", made.url)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield made
@@ -250,7 +249,7 @@ def test_d1_rows_are_there_with_the_pinned_hash_or_to_be_had(tmp_path, hub):
     assert "not there yet; make data SPLIT=example" in found(files.task_rows, case, "ok").what
     path = case.settings.rows_path()
     path.parent.mkdir(parents=True)
-    shutil.copy(apply_patches.installed_tree() / EXAMPLE, path)
+    shutil.copy(tree.installed_tree() / EXAMPLE, path)
     assert (
         "5 rows of example" in found(files.task_rows, case, "ok").what
         and "as pinned" in found(files.task_rows, case)[0].what
@@ -307,7 +306,7 @@ def test_a_hubs_token_is_sent_and_never_shown(tmp_path, hub, monkeypatch):
 
 
 def test_e9_rows_of_ones_own_must_be_fit(tmp_path):
-    row = (apply_patches.installed_tree() / EXAMPLE).read_text().splitlines()[0]
+    row = (tree.installed_tree() / EXAMPLE).read_text().splitlines()[0]
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{row}\n")
     case = case_of(tmp_path, NEMO_GYM_SOURCE_DATA=path)
@@ -318,17 +317,17 @@ def test_e9_rows_of_ones_own_must_be_fit(tmp_path):
 
 def test_a_lock_that_was_edited_is_named(tmp_path, monkeypatch):
     (tmp_path / "lock.json").write_text("{}")
-    monkeypatch.setattr(files.prepare_data, "LOCK", tmp_path / "lock.json")
+    monkeypatch.setattr(files.pins, "LOCK", tmp_path / "lock.json")
     assert "git checkout" in found(files.task_rows, case_of(tmp_path), "fail").cure
 
 
 def put_model(folder):
     """A whole model of the right shape with tiny weights."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(fetch_model.SHAPE))
+    (folder / "config.json").write_text(json.dumps(weights.SHAPE))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text('{"a": 1}')
-    (folder / fetch_model.INDEX).write_text('{"weight_map": {"t": "w.safetensors"}}')
+    (folder / weights.INDEX).write_text('{"weight_map": {"t": "w.safetensors"}}')
     header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
     (folder / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
 
@@ -357,10 +356,10 @@ def test_a_model_to_fetch_needs_a_hub_and_room(tmp_path, hub, monkeypatch):
 
 
 def test_the_doctor_asks_the_hub_what_its_client_asks(hub):
-    hub_client.refuse_unreachable(fetch_model.REPO, "main", "model")
+    hub_client.refuse_unreachable(weights.REPO, "main", "model")
     asked = [path for _, path, _ in hub.requests]
     hub.requests.clear()
     import huggingface_hub
 
-    huggingface_hub.HfApi(endpoint=hub.url).repo_info(fetch_model.REPO, revision="main", repo_type="model")
+    huggingface_hub.HfApi(endpoint=hub.url).repo_info(weights.REPO, revision="main", repo_type="model")
     assert asked == [path for _, path, _ in hub.requests][-1:]

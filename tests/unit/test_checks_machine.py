@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import gym_up
 from checks import machine
-from common.terminal import Failure
+from common import net
+from common.failure import Failure
 from doctor_case import case_of, found, free_base, is_ok
-from servers import container, processes
+from servers import container, graph, ports, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "dirname", "sed", "awk", "df", "cat", "sha256sum", "readlink", "tail", "pwd", "env", "tr")
@@ -64,10 +64,10 @@ def test_a_machine_without_a_fitting_python_says_how_to_get_one(tmp_path, bare, 
 
 def test_an_edited_nemo_gym_is_named(tmp_path, monkeypatch):
     tree = tmp_path / "site"
-    for name in machine.apply_patches.read_sums():
+    for name in machine.gym_tree.read_sums():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("edited")
-    monkeypatch.setattr(machine.apply_patches, "installed_tree", lambda: tree)
+    monkeypatch.setattr(machine.gym_tree, "installed_tree", lambda: tree)
     finding = found(machine.python, case_of(tmp_path), "fail")
     assert "neither as released nor as patched" in finding.what and "make setup" in finding.cure
 
@@ -137,11 +137,12 @@ ALLOWED = """
 import json, resource, sys
 sys.path.insert(0, sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[3])))
-import local, settings
-from checks.case import Case
+from common import settings
+from checks.probe import Case
+from servers import processes
 from checks.machine import open_files
 print(json.dumps(open_files(Case(settings.load(environment={"GATEWAY_QUEUE_LIMIT": sys.argv[4]})))))
-resource.setrlimit(resource.RLIMIT_NOFILE, local.open_files_to_be_had())
+resource.setrlimit(resource.RLIMIT_NOFILE, processes.open_files_to_be_had())
 """
 
 
@@ -241,7 +242,7 @@ def test_of_a_holder_the_program_is_shown_and_no_argument(tmp_path, base, listen
     finding = found(machine.ports, at(tmp_path, base), "fail")
     assert f"port {base} taken by process {process.pid} (a\ufffd\ufffdb))" in finding.what
     with pytest.raises(Failure) as refused:
-        processes.check_ports([base], "GYM_BASE_PORT")
+        ports.check_ports([base], "GYM_BASE_PORT")
     assert f"process {process.pid} (a" in str(refused.value)
     assert "sk-4711" not in str(finding) + str(refused.value) and "\n" not in str(refused.value)
 
@@ -291,7 +292,7 @@ def six(host, port, only=1):
     return made
 
 
-needs_ipv6 = pytest.mark.skipif(not processes.is_here("::1"), reason="no IPv6 here")
+needs_ipv6 = pytest.mark.skipif(not net.is_here("::1"), reason="no IPv6 here")
 
 
 @needs_ipv6
@@ -301,7 +302,7 @@ needs_ipv6 = pytest.mark.skipif(not processes.is_here("::1"), reason="no IPv6 he
 def test_e5_a_listener_that_is_in_no_binds_way_is_fine(tmp_path, base, holds, offset, binds):
     case = at(tmp_path, base, GYM_BIND_HOST=binds)
     with six(holds, base + offset):
-        gym_up.check_ports(case.settings)
+        graph.check_ports(case.settings)
         assert is_ok(machine.ports, case)
 
 

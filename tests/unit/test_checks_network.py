@@ -7,14 +7,15 @@ from email.utils import formatdate
 
 import pytest
 
-import gym_up
 from checks import network
 from checks import variables as named
-from checks.probe import Case, ask
+from checks.probe import Case
+from common import net
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
+from common.net import ask
 from doctor_case import NOWHERE, PROXY_PAGE, Pages, Silent, case_of, found, is_ok, outward_address, settings_of
-from servers import processes
+from servers import graph
 
 SECRET = "never-show-me-4711"
 
@@ -99,7 +100,7 @@ def test_a_tokens_file_is_read_as_the_gateway_reads_it(tmp_path):
         case = case_of(tmp_path, GATEWAY_TOKEN_FILE=odd)
         finding = found(named.token, case, "fail")
         with pytest.raises(Failure) as refused:
-            gym_up.graph_fingerprint(case.settings)
+            graph.graph_fingerprint(case.settings)
         assert finding.what == str(refused.value) and "chmod" not in finding.cure
         assert is_ok(named.secrets, case)
 
@@ -163,13 +164,13 @@ def test_an_outward_gym_host_needs_a_gateway_that_listens_there(tmp_path):
 
 
 def test_a_gym_host_elsewhere_must_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "is_here", lambda host: host != "127.0.0.2")
+    monkeypatch.setattr(net, "is_here", lambda host: host != "127.0.0.2")
     with Pages({"/readyz": {"ready": True}}) as there:
         texts = {"GYM_BASE_PORT": there.port, "GYM_HOST": "127.0.0.2"}
         silent = found(network.gym_host, case_of(tmp_path, **texts), "fail")
         assert "nobody answers" in silent.what
         assert found(network.gym_host, case_of(tmp_path, "gym-up", **texts), "warn").cure.startswith("set GYM_HOST")
-        monkeypatch.setattr(processes, "is_here", lambda host: False)
+        monkeypatch.setattr(net, "is_here", lambda host: False)
         there_url = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", NEMO_GYM_URL=there.url)
         assert "another machine, which answers" in found(network.gym_host, there_url, "ok").what
 
@@ -276,10 +277,8 @@ def test_our_questions_see_no_proxy():
 
 
 def test_a_host_is_here_by_its_own_addresses():
-    assert processes.is_here("localhost") and processes.is_here("127.0.0.1")
-    assert (
-        not processes.is_here(NOWHERE) and not processes.is_here("nowhere.invalid") and not processes.is_here("x" * 300)
-    )
+    assert net.is_here("localhost") and net.is_here("127.0.0.1")
+    assert not net.is_here(NOWHERE) and not net.is_here("nowhere.invalid") and not net.is_here("x" * 300)
 
 
 def test_hosts_to_reach_past_proxies_are_each_named_once(tmp_path, monkeypatch):

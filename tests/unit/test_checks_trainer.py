@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import doctor
-from checks import leftovers, trainer
+from checks import leftovers, registry, trainer
 from common import settings as variables
 from common.settings import ROOT
 from doctor_case import PROXY_PAGE, Pages, case_of, found, is_ok
@@ -106,11 +106,11 @@ def test_smoke_on_a_cluster_needs_what_training_needs(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "h:1")
     smoke = doctor.case_of("smoke", variables.load(), [])
     assert {"trainer", "model", "cluster", "cluster's Ray", "gateways"} <= {
-        check.name for check in doctor.CHECKS if check.belongs_to(smoke)
+        check.name for check in registry.CHECKS if check.belongs_to(smoke)
     }
     assert smoke.settings.is_given("SPLIT") and smoke.settings.SPLIT == "example" and smoke.settings.LIMIT == 1
     alone = doctor.case_of("smoke", case_of(tmp_path).settings, [])
-    assert "trainer" not in {check.name for check in doctor.CHECKS if check.belongs_to(alone)}
+    assert "trainer" not in {check.name for check in registry.CHECKS if check.belongs_to(alone)}
     assert "make smoke starts it" in found(trainer.gateways, case_of(tmp_path, "smoke", RAY_ADDRESS="h:1"), "ok").what
 
 
@@ -236,7 +236,7 @@ def test_servers_without_their_supervisor_are_named(tmp_path, sleeper):
     case.settings.RUN_DIR.mkdir()
     sleeper(**{processes.MARK: processes.mark(case.settings), processes.ROLE: "gym"})
     assert any("without their supervisor" in each.what for each in found(leftovers.processes, case))
-    sleeper("supervise.py", **{processes.MARK: processes.mark(case.settings), processes.ROLE: "gym"})
+    sleeper("servers.supervise", **{processes.MARK: processes.mark(case.settings), processes.ROLE: "gym"})
     assert not any("without their supervisor" in each.what for each in found(leftovers.processes, case))
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import eval as evaluation_stage
-from common import settings as common_settings
+from common import settings
 from evaluation import comparison, significance
 from evaluation.eval_dump import Evaluation
 from local_hub import only_error, run_stage
@@ -58,7 +58,7 @@ def results(tmp_path):
         folder.mkdir(parents=True)
         repeats = max(map(len, rewards.values()))
         settings = {"rows__count": len(rewards), "repeats": repeats, "model": name, "model_reported": f"{name}-v1"}
-        (folder / "config.json").write_text(json.dumps(config(**common_settings | changes)))
+        (folder / "config.json").write_text(json.dumps(config(**settings | changes)))
         samples = [
             sample(row, repeat, reward, category(row))
             for row, given in rewards.items()
@@ -91,7 +91,7 @@ def table(both, gained, lost, neither):
 
 def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path):
     source = lines(tmp_path / "rows.jsonl", [])
-    values = common_settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
+    values = settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
     facts = {name: CONFIG[name] for name in ("environment", "gateway")}
     real = evaluation_stage.configuration(values, 0, CONFIG["sampling"], facts, "m")
     assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()

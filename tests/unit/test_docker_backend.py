@@ -12,10 +12,10 @@ import pytest
 from docker.errors import APIError
 
 import build_image
-import gym_up
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
 from servers import container
+from servers import graph as servers_graph
 
 
 def load(**overrides):
@@ -36,21 +36,21 @@ def failure_of(call, *arguments):
 
 @pytest.mark.usefixtures("no_engine")
 def test_without_an_engine_docker_is_refused_in_one_line():
-    said = failure_of(gym_up.choose_backend, load(GYM_BACKEND="docker"))
+    said = failure_of(servers_graph.choose_backend, load(GYM_BACKEND="docker"))
     assert "no Docker engine answers at unix://" in said
     assert "systemctl start docker" in said
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_without_an_engine_auto_takes_local_and_says_why():
-    graph, why = gym_up.choose_backend(load(GYM_BACKEND="auto"))
+    graph, why = servers_graph.choose_backend(load(GYM_BACKEND="auto"))
     assert graph.name == "local"
     assert why.startswith("GYM_BACKEND=auto: no Docker engine answers")
 
 
 def test_local_does_not_ask_for_an_engine(monkeypatch):
     monkeypatch.setattr(container, "connect", lambda: pytest.fail("asked"))
-    assert gym_up.choose_backend(load(GYM_BACKEND="local"))[0].name == "local"
+    assert servers_graph.choose_backend(load(GYM_BACKEND="local"))[0].name == "local"
 
 
 def test_a_socket_nobody_listens_on_is_no_engine(monkeypatch, tmp_path):
@@ -175,7 +175,7 @@ def test_host_paths_are_translated_below_the_clone_alone():
 
 def test_the_token_reaches_a_container_as_a_file_alone(tmp_path):
     settings = load(RUN_DIR=str(tmp_path), GATEWAY_TOKEN="never-show-me")
-    graph = container.DockerGraph(None, settings, None, gym_up.graph_variables(settings), None)
+    graph = container.DockerGraph(None, settings, None, servers_graph.graph_variables(settings), None)
     given = graph.environment("f")
     assert "never-show-me" not in given.values()
     assert given["GATEWAY_TOKEN_FILE"] == "/state/gateway-token"
@@ -191,12 +191,12 @@ def test_the_token_reaches_a_container_as_a_file_alone(tmp_path):
 def test_a_token_in_a_file_makes_the_same_graph_as_in_the_environment(tmp_path):
     (tmp_path / "token").write_text("one\n")
     from_file = load(GATEWAY_TOKEN_FILE=str(tmp_path / "token"))
-    fingerprint = gym_up.graph_fingerprint(from_file)
-    assert fingerprint == gym_up.graph_fingerprint(load(GATEWAY_TOKEN="one"))
+    fingerprint = servers_graph.graph_fingerprint(from_file)
+    assert fingerprint == servers_graph.graph_fingerprint(load(GATEWAY_TOKEN="one"))
     (tmp_path / "token").write_text("two\n")
-    assert fingerprint != gym_up.graph_fingerprint(from_file)
+    assert fingerprint != servers_graph.graph_fingerprint(from_file)
     (tmp_path / "token").unlink()
-    assert "No such file" in failure_of(gym_up.graph_fingerprint, from_file)
+    assert "No such file" in failure_of(servers_graph.graph_fingerprint, from_file)
 
 
 def test_network_variables_are_passed_in_both_spellings():

@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 import doctor
+from checks import registry
 from checks.probe import Finding, fail, ok, warn
+from common import files as common_files
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
 from doctor_case import NOWHERE, Silent, case_of, free_base
-from inputs import hub
-from servers import processes
+from servers import ports, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = "shows only while rollouts run"
@@ -93,41 +94,41 @@ def test_every_field_case_is_a_check_or_says_why_not():
     codes = [f"E{n}" for n in range(1, 17)] + [f"M{n}" for n in range(1, 4)]
     codes += [f"R{n}" for n in range(1, 8)] + [f"D{n}" for n in range(1, 4)]
     assert [case.split()[0] for case in FIELD_CASES] == codes
-    names = {check.name for check in doctor.CHECKS}
+    names = {check.name for check in registry.CHECKS}
     assert {name for value in FIELD_CASES.values() if isinstance(value, list) for name in value} <= names
 
 
 def test_checks_have_names_of_their_own_and_stages_are_targets():
-    names = [check.name for check in doctor.CHECKS]
+    names = [check.name for check in registry.CHECKS]
     assert len(names) == len(set(names)) and all(len(name) <= 20 for name in names)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert set(doctor.STAGES) <= set(targets)
-    for check in doctor.CHECKS:
-        assert set(check.stages) | set(check.starts) <= set(doctor.STAGES)
+    assert set(registry.STAGES) <= set(targets)
+    for check in registry.CHECKS:
+        assert set(check.stages) | set(check.starts) <= set(registry.STAGES)
         assert not check.stages or set(check.starts) <= set(check.stages)
 
 
 def test_each_stage_with_checks_at_its_start_makes_them():
     makes = set(
-        re.findall(r'doctor\.at_start\("([a-z-]+)"', "".join(p.read_text() for p in (ROOT / "scripts").glob("*.py")))
+        re.findall(r'registry\.at_start\("([a-z-]+)"', "".join(p.read_text() for p in (ROOT / "scripts").glob("*.py")))
     )
-    assert makes == {stage for check in doctor.CHECKS for stage in check.starts}
+    assert makes == {stage for check in registry.CHECKS for stage in check.starts}
 
 
 def test_each_script_that_a_target_runs_is_its_stage_or_none_with_checks():
     targets = re.findall(r"^([a-z-]+):.*\n\t@(.+)", (ROOT / "Makefile").read_text(), re.M)
     runs = [(target, name) for target, line in targets for name in re.findall(r"scripts/run\.sh (\w+)", line)]
-    without = {name for _, name in runs if doctor.stage_of(name) not in doctor.STAGES}
+    without = {name for _, name in runs if registry.stage_of(name) not in registry.STAGES}
     assert without == {"doctor", "stop", "report", "gym_down", "compare", "faults", "abuse"}
-    assert all(doctor.stage_of(name) == target for target, name in runs if name not in without)
-    assert set(doctor.SCRIPTS) <= {name for _, name in runs}
+    assert all(registry.stage_of(name) == target for target, name in runs if name not in without)
+    assert set(registry.SCRIPTS) <= {name for _, name in runs}
 
 
 # --- one check -----------------------------------------------------------------------------
 
 
 def examine(look, tmp_path):
-    return doctor.examine(doctor.Check("x", look), case_of(tmp_path))
+    return registry.examine(registry.Check("x", look), case_of(tmp_path))
 
 
 def test_what_a_check_raises_becomes_its_finding(tmp_path):
@@ -147,9 +148,9 @@ def test_what_a_check_raises_becomes_its_finding(tmp_path):
 
 
 def test_a_check_that_hangs_is_given_up_and_holds_nobody(tmp_path):
-    checks = [doctor.Check("hangs", lambda case: time.sleep(60)), doctor.Check("good", lambda case: ok("fine"))]
+    checks = [registry.Check("hangs", lambda case: time.sleep(60)), registry.Check("good", lambda case: ok("fine"))]
     began = time.monotonic()
-    results = dict(doctor.examine_all(checks, case_of(tmp_path), limit_s=0.5))
+    results = dict(registry.examine_all(checks, case_of(tmp_path), limit_s=0.5))
     assert time.monotonic() - began < 30
     assert results[checks[1]] == [ok("fine")]
     [silent] = results[checks[0]]
@@ -157,12 +158,12 @@ def test_a_check_that_hangs_is_given_up_and_holds_nobody(tmp_path):
 
 
 def test_results_stand_in_the_tables_order(tmp_path):
-    checks = [doctor.Check(str(n), lambda case, n=n: time.sleep(0.02 * (5 - n)) or ok("x")) for n in range(5)]
-    assert [check.name for check, _ in doctor.examine_all(checks, case_of(tmp_path))] == list("01234")
+    checks = [registry.Check(str(n), lambda case, n=n: time.sleep(0.02 * (5 - n)) or ok("x")) for n in range(5)]
+    assert [check.name for check, _ in registry.examine_all(checks, case_of(tmp_path))] == list("01234")
 
 
 def test_the_verdict_is_the_worst_of_all():
-    good, bad = doctor.Check("a", None), doctor.Check("b", None)
+    good, bad = registry.Check("a", None), registry.Check("b", None)
     assert doctor.report("", [(good, [ok("x")])], 1)["verdict"] == "ok"
     assert doctor.report("", [(good, [ok("x"), warn("y", "z")])], 1)["verdict"] == "warn"
     worst = doctor.report("data", [(good, [warn("x", "y")]), (bad, [fail("u", "v")])], 1.234)
@@ -171,12 +172,12 @@ def test_the_verdict_is_the_worst_of_all():
 
 
 def test_a_line_says_verdict_name_and_cure():
-    line = doctor.shown(doctor.Check("ports", None), Finding("fail", "port 1 is taken", "end it"))
+    line = registry.shown(registry.Check("ports", None), Finding("fail", "port 1 is taken", "end it"))
     assert line.split() == ["fail", "ports:", "port", "1", "is", "taken;", "end", "it"]
 
 
 def test_a_finding_is_one_line_whatever_a_name_holds():
-    line = doctor.shown(doctor.Check("x", None), warn("a\nb\tc\x1b[1m", "rm 'a\nb'"))
+    line = registry.shown(registry.Check("x", None), warn("a\nb\tc\x1b[1m", "rm 'a\nb'"))
     assert line.isprintable() and "a\ufffdb" in line
 
 
@@ -200,7 +201,7 @@ def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
         files = {"NEMO_GYM_SOURCE_DATA": tmp_path, "TRAIN_ARGUMENTS": tmp_path / "binary", "RELAX_ROOT": "/dev/null"}
         files |= {"MODEL_DIR": tmp_path / "models", "GATEWAY_TOKEN_FILE": "/dev/null/x"}
         hosts = {"GYM_HOST": "x" * 300, "RELAX_HOST": ":::", "RAY_ADDRESS": ray, "GYM_BACKEND": "docker"}
-        results = doctor.examine_all(doctor.CHECKS, case_of(tmp_path, stage, **urls, **files, **hosts), 4)
+        results = registry.examine_all(registry.CHECKS, case_of(tmp_path, stage, **urls, **files, **hosts), 4)
     assert not [(check.name, each) for check, found in results for each in found if "not looked at" in each.what]
     assert {each.verdict for _, found in results for each in found} >= {"ok", "fail"}
 
@@ -211,7 +212,7 @@ def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
 def test_one_object_or_one_line_a_finding_and_a_status(clean):
     status, answer = told(clean)
     assert set(answer) == {"verdict", "stage", "counts", "seconds", "checks"} and answer["stage"] == "all"
-    assert {line["check"] for line in answer["checks"]} == {check.name for check in doctor.CHECKS}
+    assert {line["check"] for line in answer["checks"]} == {check.name for check in registry.CHECKS}
     for line in answer["checks"]:
         assert set(line) == {"check", "verdict", "what", "cure"} and line["verdict"] in ("ok", "warn", "fail")
         assert line["what"] and bool(line["cure"]) == (line["verdict"] != "ok"), line
@@ -260,7 +261,7 @@ def test_a_stage_stops_at_a_fail_before_it_does_anything(clean, tmp_path):
 
 def test_a_stage_shows_warnings_alone(tmp_path, capsys):
     settings = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", GATEWAY_TOKEN="short").settings
-    doctor.at_start("gym-up", settings)
+    registry.at_start("gym-up", settings)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("warn  token:") for line in lines)
     assert not any(line.startswith("ok") for line in lines)
@@ -269,7 +270,7 @@ def test_a_stage_shows_warnings_alone(tmp_path, capsys):
 def test_a_stage_names_every_fail_at_once(tmp_path):
     settings = case_of(tmp_path, GYM_BIND_HOST=NOWHERE, RELAX_HOST="192.168.7.7").settings
     with pytest.raises(Failure) as stopped:
-        doctor.at_start("gym-up", settings)
+        registry.at_start("gym-up", settings)
     assert "gateway address: " in str(stopped.value) and "\nerror: callback networks: " in str(stopped.value)
 
 
@@ -300,12 +301,12 @@ def snapshot(*folders):
 def test_it_runs_on_a_bare_clone_with_a_broken_env_and_changes_nothing(clean, bare, tmp_path):
     (bare / ".env").write_text("GYM_BASE_PORT=abc\nnonsense\nLIMTI=3\n")
     (bare / ".env").chmod(0o600)
-    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in processes.listening()}
+    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in ports.listening()}
     environment = {name: text for name, text in clean.items() if name not in ("GYM_BASE_PORT", "GYM_RAY_PORT")}
     status, answer = told(environment, clone=bare)
     assert snapshot(tmp_path) == before
     assert not [p for p in processes.processes() if str(bare) in p.command]
-    ours = {p for a, p, _ in processes.listening()} - {p for _, p in listening}
+    ours = {p for a, p, _ in ports.listening()} - {p for _, p in listening}
     assert not ours & set(range(29000, 29200))
     lines = {(line["check"], line["verdict"]): line["what"] for line in answer["checks"]}
     assert status == 1 and ("variables", "fail") in lines
@@ -368,11 +369,12 @@ def test_a_uv_that_hangs_is_as_none(no_python, bare):
 def test_what_a_check_started_ends_with_the_doctor(clean):
     code = """
 import functools, subprocess, doctor
+from checks.registry import Check
 def hangs(case):
     child = subprocess.Popen(["sh", "-c", "sleep 600; true"])
     print(child.pid, flush=True)
     child.wait()
-doctor.CHECKS = (doctor.Check("hangs", hangs),)
+doctor.CHECKS = (Check("hangs", hangs),)
 doctor.examine_all = functools.partial(doctor.examine_all, limit_s=2)
 doctor.main()
 """
@@ -417,8 +419,8 @@ def test_an_older_python_runs_it_before_the_set_up(clean, bare):
 def test_rows_are_looked_at_without_what_python_3_11_brought(tmp_path, monkeypatch):
     monkeypatch.delattr(hashlib, "file_digest", raising=False)
     (tmp_path / "rows").write_text("x")
-    assert hub.sha256_of(tmp_path / "rows") == hashlib.sha256(b"x").hexdigest()
-    assert hub.sha256_of(tmp_path / "none") is None
+    assert common_files.sha256_of(tmp_path / "rows") == hashlib.sha256(b"x").hexdigest()
+    assert common_files.sha256_of(tmp_path / "none") is None
 
 
 # --- before the set-up -----------------------------------------------------------------------
@@ -485,8 +487,8 @@ def test_a_smoke_elsewhere_needs_no_ports_here(tmp_path):
     base = free_base()
     with socket.create_server(("127.0.0.1", base)):
         texts = {"GYM_BASE_PORT": base, "GYM_RAY_PORT": base + 200}
-        doctor.at_start("smoke", case_of(tmp_path, RAY_ADDRESS="h:6379", GYM_HOST=NOWHERE, **texts).settings)
+        registry.at_start("smoke", case_of(tmp_path, RAY_ADDRESS="h:6379", GYM_HOST=NOWHERE, **texts).settings)
         with pytest.raises(Failure, match=f"ports: port {base} taken"):
-            doctor.at_start("smoke", case_of(tmp_path, GYM_HOST=NOWHERE, **texts).settings)
+            registry.at_start("smoke", case_of(tmp_path, GYM_HOST=NOWHERE, **texts).settings)
     with socket.create_server(("127.0.0.1", base + 100)):
-        doctor.at_start("gym-up", case_of(tmp_path, **texts).settings)
+        registry.at_start("gym-up", case_of(tmp_path, **texts).settings)

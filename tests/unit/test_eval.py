@@ -13,6 +13,7 @@ import time
 import pytest
 
 import eval as stage
+from common import failure as common_failure
 from common import settings as variables
 from common import terminal
 from evaluation import files
@@ -79,7 +80,7 @@ class Bench:
         self.monkeypatch.setattr(sys, "argv", ["eval.py"])
         try:
             status = stage.main()
-        except terminal.Failure as failure:
+        except common_failure.Failure as failure:
             status = str(failure)
         said = "".join(self.capsys.readouterr())
         assert KEY not in said + str(status) and TOKEN not in said + str(status)
@@ -276,14 +277,14 @@ def test_sampling_reaches_the_endpoint_over_either_wire(bench):
 
 
 def test_an_endpoint_that_fails_one_request_in_twenty_is_asked_again(bench, monkeypatch):
-    monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
+    monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.01)
     status, _, endpoint, _ = bench.evaluate(failing, REPEATS="4")
     assert status == 0 and bench.result()["metrics"]["pass_rate"]["value"] == 1.0
     assert len(endpoint.requests) > 100 and not bench.samples()[0]["error"]
 
 
 def test_what_the_endpoint_fails_for_good_is_no_zero_and_is_done_by_the_next_run(bench, monkeypatch):
-    monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
+    monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.01)
     broken = where(lambda asked: asked.index not in (3, 4), otherwise=lambda asked: Reply(status=503))
     status, said, endpoint, _ = bench.evaluate(broken, REPEATS="2", EVAL_TRIES="3")
     found = files.read(bench.path)
@@ -386,7 +387,7 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(bench):
 
 
 def test_an_endpoint_that_is_gone_ends_it_early_and_the_next_run_does_the_rest(bench, monkeypatch):
-    monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
+    monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.01)
     gone = where(lambda asked: asked.number < 30, otherwise=lambda asked: Reply(status=503))
     status, said, _, gateway = bench.evaluate(gone, REPEATS="4", EVAL_CONCURRENCY="1")
     found = files.read(bench.path)
@@ -440,7 +441,7 @@ def _plain(show):
     ],
 )
 def test_an_endpoint_whose_tool_calls_do_not_parse_is_refused_with_the_cure(bench, monkeypatch, behaviour, wire, words):
-    monkeypatch.setattr("model_wire.BACKOFF_S", 0.01)
+    monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.01)
     status, said, _, gateway = bench.evaluate(behaviour, WIRE=wire)
     assert "100.0%" in status and "EVAL_UNPARSED_SHARE" in status and not gateway.payloads
     for word in words:

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from common.terminal import Failure
+from common.failure import Failure
 from evaluation import eval_dump, files
 from policy import transcript
-from rollouts import dump
+from policy import transcript as policy_transcript
 
 CONFIG = {"format": 1, "rows": {"path": "a.jsonl", "sha256": "0" * 64, "count": 2}, "sampling": {"temperature": 1.0}}
 
@@ -161,11 +161,11 @@ ITEMS = [
 def record(index, **more):
     fields = {"rollout_id": 0, "sample_index": index, "status": "completed", "reward": 1.0, "agent_turns": 2}
     counts = {"prompt_token_count": 10, "response_token_count": 4, "total_token_count": 14}
-    return fields | counts | {"response": dump.transcript(ITEMS)} | more
+    return fields | counts | {"response": policy_transcript.transcript(ITEMS)} | more
 
 
 def test_a_dumps_text_gives_its_items_back():
-    assert transcript.items(dump.transcript(ITEMS)) == ITEMS
+    assert transcript.items(policy_transcript.transcript(ITEMS)) == ITEMS
     assert transcript.items("") == []
     assert transcript.items("<tool_call>\n{broken\n</tool_call>") == [
         {"type": "function_call", "name": "", "arguments": "{broken"}

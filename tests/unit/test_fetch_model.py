@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-import fetch_model
+from inputs import weights
 from local_hub import Hub, only_error, run_stage
 
 COMMIT = "3" * 40
@@ -21,10 +21,10 @@ def model():
     """The files of a published model, {name: bytes}."""
     shards = {f"model-0000{number}-of-00002.safetensors": f"layer.{number}" for number in (1, 2)}
     return {
-        "config.json": json.dumps(fetch_model.SHAPE).encode(),
+        "config.json": json.dumps(weights.SHAPE).encode(),
         "tokenizer.json": b'{"version": "1.0"}',
         "tokenizer_config.json": b'{"eos_token": "x"}',
-        fetch_model.INDEX: json.dumps({"weight_map": {tensor: shard for shard, tensor in shards.items()}}).encode(),
+        weights.INDEX: json.dumps({"weight_map": {tensor: shard for shard, tensor in shards.items()}}).encode(),
         **{shard: safetensors(tensor) for shard, tensor in shards.items()},
     }
 
@@ -35,7 +35,7 @@ SHARD = "model-00002-of-00002.safetensors"
 @pytest.fixture
 def hub():
     hub = Hub()
-    hub.publish(fetch_model.REPO, COMMIT, model())
+    hub.publish(weights.REPO, COMMIT, model())
     yield hub
     hub.close()
 
@@ -94,13 +94,13 @@ def test_a_copied_folder_without_the_clients_notes_is_taken(fetch, hub):
     [
         (
             "config.json",
-            json.dumps(fetch_model.SHAPE | {"num_hidden_layers": 28}).encode(),
+            json.dumps(weights.SHAPE | {"num_hidden_layers": 28}).encode(),
             "num_hidden_layers is 28, not 36",
         ),
         ("config.json", b"[]", "config.json: not a JSON object"),
         ("tokenizer.json", b"", "tokenizer.json: not JSON"),
         ("tokenizer.json", b"{}", "tokenizer.json: not a JSON object with keys"),
-        (fetch_model.INDEX, b'{"weight_map": {}}', "names no weight files"),
+        (weights.INDEX, b'{"weight_map": {}}', "names no weight files"),
         (SHARD, safetensors("layer.2")[:-1], "bytes instead of"),
         (SHARD, safetensors("other"), "lacks 1 of the tensors"),
         (SHARD, b"", "no safetensors header"),
@@ -113,12 +113,12 @@ def test_a_published_model_that_is_not_whole_is_refused(tmp_path, name, content,
     for each, body in files.items():
         if body is not None:
             (tmp_path / each).write_bytes(body)
-    with pytest.raises(fetch_model.Incomplete, match=said):
-        fetch_model.check(tmp_path)
+    with pytest.raises(weights.Incomplete, match=said):
+        weights.check(tmp_path)
 
 
 def test_another_model_under_the_name_is_refused_with_the_cure(fetch, hub):
-    hub.publish(fetch_model.REPO, COMMIT, model() | {"config.json": b'{"model_type": "llama"}'})
+    hub.publish(weights.REPO, COMMIT, model() | {"config.json": b'{"model_type": "llama"}'})
     error = only_error(fetch())
     assert "config.json: model_type is 'llama', not 'qwen3'" in error and "run make model again" in error
 

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from resources_servers.workplace_assistant.app import WorkbenchResourcesServer, WorkbenchResourcesServerConfig
 from responses_api_agents.simple_agent import app as simple_agent
 
-from apply_patches import WORKPLACE, installed_tree
 from inputs.rows import read_rows
 from policy import model_api
+from servers.tree import WORKPLACE, installed_tree
 from task_rows import SHARED_DATA
 
 ROWS = read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.terminal import Failure
-from servers import processes
+from common import files, net
+from common.failure import Failure
+from common.settings import ROOT
+from servers import ports as server_ports
+from servers import private_ray, processes
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(120)"]
 
@@ -120,9 +123,10 @@ def test_descendants_are_ours_though_they_lost_the_mark(run, start):
 def test_who_asks_is_not_among_those_found(run, start):
     code = f"""
         import sys
-        sys.path.insert(0, {str(Path(processes.__file__).parent)!r})
-        import local, pathlib, types
-        print(len(local.ours(types.SimpleNamespace(RUN_DIR=pathlib.Path({str(run.RUN_DIR)!r})))), flush=True)
+        sys.path.insert(0, {str(ROOT / "scripts")!r})
+        import pathlib, types
+        from servers import processes
+        print(len(processes.ours(types.SimpleNamespace(RUN_DIR=pathlib.Path({str(run.RUN_DIR)!r})))), flush=True)
     """
     _, said = start(python(code), processes.environment(run, "gym"))
     assert said == ["0"]
@@ -215,7 +219,7 @@ def test_one_that_survives_is_named(monkeypatch):
 def port():
     """A port outside the kernel's range that nobody listens on."""
     low, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    taken = {number for _, number, _ in processes.listening()}
+    taken = {number for _, number, _ in server_ports.listening()}
     return next(number for number in range(min(low, 27_999) - 1, 1024, -1) if number not in taken)
 
 
@@ -229,7 +233,7 @@ def listen(host, number):
 
 def test_free_ports_pass_and_are_free_afterwards(port):
     for _ in range(2):
-        processes.check_ports([port], "GYM_BASE_PORT")
+        server_ports.check_ports([port], "GYM_BASE_PORT")
     with listen("127.0.0.1", port):
         pass
 
@@ -244,36 +248,36 @@ def test_a_taken_port_is_refused_with_its_holder(start, port, host):
     """
     process, _ = start(python(code))
     with pytest.raises(Failure) as refused:
-        processes.check_ports([port], "GYM_BASE_PORT")
+        server_ports.check_ports([port], "GYM_BASE_PORT")
     message = str(refused.value)
     assert f"port {port} (from GYM_BASE_PORT) is taken by process {process.pid} (" in message
-    assert message.endswith("or set GYM_BASE_PORT") and processes.holder(port).startswith(f"process {process.pid}")
+    assert message.endswith("or set GYM_BASE_PORT") and server_ports.holder(port).startswith(f"process {process.pid}")
 
 
 def test_a_file_that_is_closed_meanwhile_hides_no_socket(port, monkeypatch):
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: ["99999", *real(folder)])
     with listen("127.0.0.1", port) as server:
-        assert str(os.fstat(server.fileno()).st_ino) in processes.sockets_of(processes.Process(os.getpid()))
+        assert str(os.fstat(server.fileno()).st_ino) in server_ports.sockets_of(processes.Process(os.getpid()))
 
 
 def test_a_port_that_the_kernel_hands_out_is_refused():
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     for number in (low, high):
         with pytest.raises(Failure, match=rf"port {number} \(from GYM_RAY_PORT\) lies in the range {low}..{high}"):
-            processes.check_ports([number], "GYM_RAY_PORT")
+            server_ports.check_ports([number], "GYM_RAY_PORT")
 
 
 def test_an_address_of_another_machine_is_refused(port):
     with pytest.raises(Failure, match="192.0.2.1 is no address of this machine; set GYM_BIND_HOST"):
-        processes.check_ports([port], "GYM_BASE_PORT", "192.0.2.1")
+        server_ports.check_ports([port], "GYM_BASE_PORT", "192.0.2.1")
 
 
 def test_a_port_that_was_just_left_is_free(port):
     """Connections of an ended server linger for a minute; they take nobody's port."""
     with listen("127.0.0.1", port) as server, socket.create_connection(("127.0.0.1", port)):
         server.accept()[0].close()
-    processes.check_ports([port], "GYM_BASE_PORT")
+    server_ports.check_ports([port], "GYM_BASE_PORT")
 
 
 def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
@@ -293,10 +297,10 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     ports = dict(zip(hosts, map(int, said), strict=False))
     group = [processes.Process(process.pid)]
     exposed = {(host, ports[host]) for host in hosts if host in ("0.0.0.0", "::")}
-    assert set(processes.beyond_loopback(group)) == exposed
-    assert processes.beyond_loopback(group, allowed=set(ports.values())) == []
-    assert processes.beyond_loopback([]) == []
-    assert {(address, number) for address, number, _ in processes.listening()} >= set(ports.items())
+    assert set(server_ports.beyond_loopback(group)) == exposed
+    assert server_ports.beyond_loopback(group, allowed=set(ports.values())) == []
+    assert server_ports.beyond_loopback([]) == []
+    assert {(address, number) for address, number, _ in server_ports.listening()} >= set(ports.items())
 
 
 @pytest.mark.parametrize(
@@ -307,9 +311,9 @@ def test_what_listens_beyond_loopback_is_told_from_what_does_not(start, port):
     ],
 )  # fmt: skip
 def test_an_address_that_only_begins_like_loopback_is_not(monkeypatch, address, reachable):
-    monkeypatch.setattr(processes, "listening", lambda: [(address, 80, "7")])
-    monkeypatch.setattr(processes, "sockets_of", lambda process: {"7"})
-    assert processes.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
+    monkeypatch.setattr(server_ports, "listening", lambda: [(address, 80, "7")])
+    monkeypatch.setattr(server_ports, "sockets_of", lambda process: {"7"})
+    assert server_ports.beyond_loopback([None]) == ([(address, 80)] if reachable else [])
 
 
 def _ipv6():
@@ -326,28 +330,28 @@ def _ipv6():
 
 def test_get_asks_no_proxy_and_says_why_nobody_answered(port, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    status, reason = processes.get(f"http://127.0.0.1:{port}/", 2)
+    status, reason = net.get(f"http://127.0.0.1:{port}/", 2)
     assert status == 0 and b"refused" in reason
 
 
 def test_get_of_what_speaks_no_http_is_no_answer():
     with socket.create_server(("127.0.0.1", 0)) as odd:
         threading.Thread(target=lambda: odd.accept()[0].sendall(b"garbage\r\n\r\n"), daemon=True).start()
-        status, reason = processes.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
+        status, reason = net.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
     assert status == 0 and b"BadStatusLine" in reason
 
 
 def test_the_end_of_a_log_is_short_and_indented(tmp_path):
     log = tmp_path / "a.log"
-    assert processes.tail(log) == f"    (no {log})"
+    assert files.tail(log) == f"    (no {log})"
     log.write_bytes(b"\xff" + b"x" * 50_000 + b"\n" + b"\n".join(b"line %d" % n for n in range(100)))
-    assert processes.tail(log, 3) == "    line 97\n    line 98\n    line 99"
-    assert len(processes.tail(log, 1000)) < 40_000
+    assert files.tail(log, 3) == "    line 97\n    line 98\n    line 99"
+    assert len(files.tail(log, 1000)) < 40_000
 
 
 def test_both_rays_and_the_graph_share_no_port_of_one_block():
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=Path("/nonexistent"))
-    gym, rehearsal = processes.PrivateRay(made, "gym"), processes.PrivateRay(made, "rehearsal")
+    gym, rehearsal = private_ray.PrivateRay(made, "gym"), private_ray.PrivateRay(made, "rehearsal")
     assert gym.address == "127.0.0.1:6382" and rehearsal.address == "127.0.0.1:29100"
     assert rehearsal.dashboard_url == "http://127.0.0.1:29101"
     for ray in (gym, rehearsal):
@@ -359,9 +363,9 @@ def test_both_rays_and_the_graph_share_no_port_of_one_block():
 
 def test_a_ray_keeps_its_temporary_folder_until_it_is_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(processes.tempfile, "tempdir", None)
+    monkeypatch.setattr(private_ray.tempfile, "tempdir", None)
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=tmp_path / "run")
-    ray = processes.PrivateRay(made, "gym")
+    ray = private_ray.PrivateRay(made, "gym")
     command = ray.command()
     assert command == ray.command()
     [folder] = [option.removeprefix("--temp-dir=") for option in command if option.startswith("--temp-dir=")]
@@ -373,7 +377,7 @@ def test_a_ray_keeps_its_temporary_folder_until_it_is_cleared(tmp_path, monkeypa
 
 def test_stopping_what_does_not_run_is_no_fault(run):
     made = SimpleNamespace(GYM_BASE_PORT=29000, GYM_RAY_PORT=6382, RUN_DIR=run.RUN_DIR)
-    assert processes.PrivateRay(made, "gym").stop() == 0
+    assert private_ray.PrivateRay(made, "gym").stop() == 0
 
 
 def test_a_recorded_session_of_another_boot_is_nobodys(run):
@@ -414,11 +418,11 @@ def test_as_many_files_may_be_open_as_the_machine_allows():
     program = """
         import resource, sys
         sys.path.insert(0, sys.argv[1])
-        import local
+        from servers import processes
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        local.allow_many_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, local.FILES_WANTED), hard)
+        processes.allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, processes.FILES_WANTED), hard)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(Path(processes.__file__).parent)]
+    command = [sys.executable, "-c", textwrap.dedent(program), str(ROOT / "scripts")]
     subprocess.run(command, check=True)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import gym_up
 from common import settings as variables
 from gateway.app import graph_urls
 from gateway.environment import Environment, Pair, for_agent
 from gateway.payload import ROLLOUT_KEY
-from servers import supervise
+from servers import graph, supervise
 
 
 def load(**changes):
@@ -67,7 +66,7 @@ def test_each_agent_is_bound_to_its_own_resource_server_and_all_to_the_gateway()
 
 def test_another_number_of_pairs_is_another_graph_and_the_same_one_is_not():
     def fingerprint(number):
-        return gym_up.graph_fingerprint(load(GYM_REPLICAS=number))
+        return graph.graph_fingerprint(load(GYM_REPLICAS=number))
 
     assert fingerprint("1") != fingerprint("2")
     assert fingerprint("0") == fingerprint(str(load().replicas))

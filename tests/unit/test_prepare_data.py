@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import prepare_data
-from common.terminal import Failure
-from inputs import row_facts, rows
+from common.failure import Failure
+from inputs import pins, row_facts, rows
 from local_hub import SCRIPTS, Hub, only_error, run_stage
 
 REPO = "nvidia/Nemotron-RL-agent-workplace_assistant"
@@ -54,7 +54,7 @@ class Place:
         self.folder = self.data / "nemo-gym"
         self.lock = root / "dataset.lock.json"
         self.hub = hub
-        lock = json.loads(prepare_data.LOCK.read_text())
+        lock = json.loads(pins.LOCK.read_text())
         lock["revision"] = FIRST
         lock["splits"]["train"] |= {"sha256": sha256(TRAIN), "rows": 15}
         lock["splits"]["validation"] |= {"sha256": sha256(VALIDATION), "rows": 4}
@@ -89,7 +89,7 @@ class Place:
 
 
 def test_the_committed_lock_pins_the_published_splits():
-    lock = prepare_data.read_lock(prepare_data.LOCK)
+    lock = pins.read_lock(pins.LOCK)
     assert (lock["repo_id"], lock["revision"]) == (REPO, "c86a908379e0a361a573c395e175d3c1aa128e6c")
     assert {split: pin["rows"] for split, pin in lock["splits"].items()} == {
         "train": 1255,
@@ -253,7 +253,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(place, monkeypatch, number):
     def full(*arguments, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("common.files.os.replace", full)
     monkeypatch.setattr(sys, "argv", ["prepare_data.py", "--data-root", str(place.data)])
     with pytest.raises(Failure, match="set DATA_ROOT to another disk"):
         prepare_data.main()
@@ -267,7 +267,7 @@ def test_a_broken_lock_is_named_with_its_cure(place, content):
     else:
         place.lock.write_text(content)
     with pytest.raises(Failure, match=r"dataset.lock.json: .*git checkout"):
-        prepare_data.read_lock(place.lock)
+        pins.read_lock(place.lock)
 
 
 def test_an_interrupt_leaves_no_part_of_a_file_in_place(place, hub):

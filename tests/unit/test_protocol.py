@@ -552,8 +552,8 @@ def test_a_parameter_is_named_where_it_was_given():
 
 
 def test_the_memory_of_tasks_is_bounded(monkeypatch):
-    monkeypatch.setattr("gateway.protocol.KNOWN_TASKS", 5)
-    monkeypatch.setattr("gateway.protocol.KNOWN_TOOLS", 3)
+    monkeypatch.setattr("gateway.payload.KNOWN_TASKS", 5)
+    monkeypatch.setattr("gateway.payload.KNOWN_TOOLS", 3)
     tool = {"type": "function", "name": "a", "parameters": {}, "strict": False}
     checked = []
     one = counting(checked)

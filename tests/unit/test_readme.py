@@ -10,13 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import doctor  # noqa: E402 - this file runs alone too
 import sample_plan  # noqa: E402
+from checks import registry  # noqa: E402 - this file runs alone too
 from checks.probe import Finding  # noqa: E402
-from common import (
-    git,  # noqa: E402
-    settings,  # noqa: E402
-)
+from common import settings  # noqa: E402
+from proofs import published  # noqa: E402
 
 README = ROOT / "README.md"
 WRITTEN = "written by `.venv/bin/python tests/unit/test_readme.py` -->\n"
@@ -36,7 +34,7 @@ def variable_table():
 
 def check_table():
     lines = ["| check | what it looks at | for the stages | at the start of |", "| --- | --- | --- | --- |"]
-    for check in doctor.CHECKS:
+    for check in registry.CHECKS:
         meaning = check.look.__doc__.strip().splitlines()[0].rstrip(".")
         lines.append(f"| {check.name} | {meaning} | {', '.join(check.stages) or 'all'} | {', '.join(check.starts)} |")
     return "\n" + "\n".join(lines) + "\n\n"
@@ -51,7 +49,7 @@ PARTS = {"variables": variable_table, "checks": check_table, "plan": plan}
 
 def with_parts(text):
     for name, part in PARTS.items():
-        before, _, after = git.part(text, name)
+        before, _, after = published.part(text, name)
         text = before + part() + after
     return text
 
@@ -67,13 +65,13 @@ def test_the_sample_of_the_doctor_is_as_it_speaks():
     *lines, last = [line for line in sample.splitlines()[1:] if line != "..."]
     found = [re.fullmatch(r"(ok|warn|fail) +([\w' ]+): +(.+)", line) for line in lines]
     assert all(found) and len(found) > 4, lines
-    names = [check.name for check in doctor.CHECKS]
+    names = [check.name for check in registry.CHECKS]
     places = [names.index(each[2]) for each in found]
     assert places == sorted(places)
     for each in found:
-        check = doctor.CHECKS[names.index(each[2])]
+        check = registry.CHECKS[names.index(each[2])]
         what, _, cure = each[3].rpartition("; ") if each[1] != "ok" else (each[3], "", "")
-        assert doctor.shown(check, Finding(each[1], what, cure)) == each[0]
+        assert registry.shown(check, Finding(each[1], what, cure)) == each[0]
     assert re.fullmatch(r"doctor: \d+ ok, \d+ warn, \d+ fail in [\d.]+ s", last)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from common import program
 from policy import model_api
 from rollouts import dump
 
@@ -38,7 +39,7 @@ class Rehearsal:
 
     def start(self, *options, behaviour="", environment=None):
         agent = f"{shlex.quote(sys.executable)} {shlex.quote(str(AGENT))} {behaviour}"
-        command = [sys.executable, str(SCRIPTS / "rehearsal.py"), "--prompt-data", str(self.folder / "rows.jsonl")]
+        command = program.room("rollouts.rehearsal", "--prompt-data", str(self.folder / "rows.jsonl"))
         command += ["--agent-command", agent, "--dump", str(self.dump), *options]
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
         self.process = subprocess.Popen(

@@ -11,8 +11,8 @@ import pytest
 
 import report_runs
 from common import settings as variables
+from common.failure import Failure
 from common.settings import ROOT
-from common.terminal import Failure
 from pages import inline
 from policy import transcript
 from report_runs import DELETE, HOSTILE, REPLY, dumped, write_lines

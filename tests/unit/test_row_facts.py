@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-import apply_patches
 from inputs import row_facts, rows
+from servers import tree
 from task_rows import SHARED_DATA
 
 CALL = {
@@ -44,7 +44,7 @@ def test_one_argument_of_a_call_and_of_its_repeats_is_altered():
 
 
 def test_every_tool_that_can_be_altered_is_one_of_the_environment_with_that_argument():
-    example = rows.read_rows(apply_patches.installed_tree() / apply_patches.WORKPLACE / "data" / "example.jsonl")[0]
+    example = rows.read_rows(tree.installed_tree() / tree.WORKPLACE / "data" / "example.jsonl")[0]
     tools = {tool["name"]: tool["parameters"]["properties"] for tool in example[rows.WRAPPER]["tools"]}
     assert all(argument in tools[name] for name, argument in row_facts.ALTERED.items())
     # What is left only reads.

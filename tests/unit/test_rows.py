@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.terminal import Failure
+from common.failure import Failure
 from inputs import rows
 
 EXAMPLE = Path(

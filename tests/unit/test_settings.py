@@ -284,7 +284,10 @@ def test_a_program_among_variables_of_others_checks_only_its_own():
 
 def stage(*arguments, **environment):
     """Run a stage that prints LIMIT and SPLIT."""
-    code = "import settings; s, a = settings.from_command_line('Says.', 'LIMIT', 'SPLIT'); print(s.LIMIT, s.SPLIT)"
+    code = (
+        "from common import settings; s, a = settings.from_command_line('Says.', 'LIMIT', 'SPLIT'); "
+        "print(s.LIMIT, s.SPLIT)"
+    )
     command = [sys.executable, "-c", code, *arguments]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
     kept |= {"PYTHONPATH": str(settings.ROOT / "scripts"), **environment}
@@ -308,7 +311,8 @@ def test_a_stage_refuses_in_one_line():
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_a_name_given_to_make_reaches_the_stage_or_is_refused(tmp_path):
     script = (
-        "import settings, sys; sys.argv[1:] = []; s, _ = settings.from_command_line('Says.'); print(s.LIMIT, s.MODEL)"
+        "import sys; from common import settings; sys.argv[1:] = []; "
+        "s, _ = settings.from_command_line('Says.'); print(s.LIMIT, s.MODEL)"
     )
     (tmp_path / "say.py").write_text(script)
     (tmp_path / "Makefile").write_text(

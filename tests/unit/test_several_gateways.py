@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-import session_client
 from common import settings as variables
-from gateway import routes
-from gateway.client import ClientError, read_token
+from common.failure import Failure
+from common.settings import read_token
+from gateway import routes, trial_request
 from scripted_gateway import ScriptedGateway
 from served import served
 from test_session_client import SESSION_ID, TOKEN, Sample, sample  # noqa: F401 - a fixture
@@ -21,17 +21,17 @@ URLS = [f"http://10.0.0.{host}:29000" for host in range(4)]
 def test_a_hash_spreads_sessions_evenly_and_always_the_same_way():
     counts = dict.fromkeys(URLS, 0)
     for number in range(4000):
-        chosen = session_client.gateway_of(URLS, f"session-{number}")
-        assert chosen == session_client.gateway_of(URLS, f"session-{number}")
+        chosen = trial_request.gateway_of(URLS, f"session-{number}")
+        assert chosen == trial_request.gateway_of(URLS, f"session-{number}")
         counts[chosen] += 1
     assert min(counts.values()) > 900
-    assert session_client.gateway_of(URLS[:1], "any") == URLS[0]
+    assert trial_request.gateway_of(URLS[:1], "any") == URLS[0]
 
 
 def test_the_client_goes_to_the_gateway_of_its_session_and_to_no_other(sample):  # noqa: F811
     with ScriptedGateway() as one, ScriptedGateway() as other:
         urls = [one.url, other.url]
-        chosen = one if session_client.gateway_of(urls, SESSION_ID) == one.url else other
+        chosen = one if trial_request.gateway_of(urls, SESSION_ID) == one.url else other
         assert sample.run(one, GYM_URLS=",".join(urls))[0] == 0
         assert len(chosen.seen("create")) == 1
         assert not [each for each in (one, other) if each is not chosen and each.requests]
@@ -52,7 +52,7 @@ def test_a_token_file_that_cannot_be_used_is_named(tmp_path, content, said):
     if content is not None:
         path.write_text(content, encoding="utf-8")
     settings = variables.load(environment={"GATEWAY_TOKEN_FILE": str(path)}, dotenv=tmp_path / "none")
-    with pytest.raises(ClientError, match=said):
+    with pytest.raises(Failure, match=said):
         read_token(settings)
 
 

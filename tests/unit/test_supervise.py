@@ -8,7 +8,7 @@ import time
 import pytest
 
 from common import settings as variables
-from common.terminal import Failure
+from common.failure import Failure
 from servers import processes, supervise
 
 # Answers until it is told to hang, then keeps its port and says nothing more.

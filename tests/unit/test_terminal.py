@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common import terminal
+from common import failure, terminal
 
 SCRIPTS = Path(terminal.__file__).parent
 PROGRAMS = sorted(path.name for path in SCRIPTS.glob("*.py") if '__name__ == "__main__":' in path.read_text())
@@ -22,7 +22,7 @@ def test_the_words_of_others_move_no_cursor(capsys, stream):
         return
 
     def main():
-        raise terminal.Failure(words)
+        raise failure.Failure(words)
 
     with pytest.raises(SystemExit):
         terminal.run(main)

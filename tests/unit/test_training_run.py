@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import accept
-from common.terminal import Failure
-from rollouts import runs
+from common.failure import Failure
+from rollouts import growth, runs
 from scripted_dashboard import ScriptedDashboard
 from training import actor_log
 from training import progress as train_watch
@@ -45,7 +45,7 @@ def rewards_in(read):
 def test_only_what_a_run_adds_is_read_and_only_whole_lines(tmp_path):
     old = tmp_path / "0.jsonl"
     append(old, sample(reward=0.5))
-    reader = train_watch.DumpReader(tmp_path, train_watch.marks(tmp_path))
+    reader = growth.DumpReader(tmp_path, growth.marks(tmp_path))
     assert reader.read() == []
     append(old, sample(reward=0.25), sample(reward=0.75), end="")
     append(tmp_path / "1.jsonl", sample(reward=0.125))
@@ -60,7 +60,7 @@ def test_only_what_a_run_adds_is_read_and_only_whole_lines(tmp_path):
 def test_a_dump_written_anew_is_read_from_its_start(tmp_path, count):
     path = tmp_path / "0.jsonl"
     append(path, *[sample(reward=0.25)] * 5)
-    reader = train_watch.DumpReader(tmp_path, train_watch.marks(tmp_path))
+    reader = growth.DumpReader(tmp_path, growth.marks(tmp_path))
     path.unlink()
     append(path, *[sample(reward=0.5)] * count)
     assert rewards_in(reader.read()) == [("0.jsonl", True, [0.5] * count)]
@@ -75,7 +75,7 @@ def test_a_dump_written_anew_is_read_from_its_start(tmp_path, count):
 
 def test_a_dump_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch):
     append(tmp_path / "0.jsonl", sample())
-    reader = train_watch.DumpReader(tmp_path, {})
+    reader = growth.DumpReader(tmp_path, {})
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
         assert reader.read() == []
@@ -84,17 +84,17 @@ def test_a_dump_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch):
 
 def test_samples_that_show_late_are_waited_for_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(train_watch, "REDRAW_S", 0.01)
-    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    watch = train_watch.Watch(tmp_path / "log", growth.DumpReader(tmp_path, {}), Task, 1000)
     late = threading.Timer(0.2, append, [tmp_path / "0.jsonl", *[sample()] * 12])
     late.start()
     watch.wait_all()
     assert "samples 12/12" in watch.progress.line()
     monkeypatch.setattr(train_watch, "LATE_S", 0)
-    train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path / "none", {}), Task, 1000).wait_all()
+    train_watch.Watch(tmp_path / "log", growth.DumpReader(tmp_path / "none", {}), Task, 1000).wait_all()
 
 
 def test_a_dashboard_that_falls_silent_is_said_once_and_so_is_its_return(tmp_path, capsys):
-    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    watch = train_watch.Watch(tmp_path / "log", growth.DumpReader(tmp_path, {}), Task, 1000)
     for status in ("RUNNING", "unknown", "unknown", "RUNNING"):
         watch.tell(status)
     assert capsys.readouterr().out.splitlines() == [
@@ -122,7 +122,7 @@ def test_a_stall_raises_one_alarm_and_a_sign_of_life_ends_it(tmp_path, monkeypat
     monkeypatch.setattr(train_watch, "REDRAW_S", 0)
     dumps = tmp_path / "dumps"
     dumps.mkdir()
-    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(dumps, {}), Task, 0.05)
+    watch = train_watch.Watch(tmp_path / "log", growth.DumpReader(dumps, {}), Task, 0.05)
     for _ in range(3):
         time.sleep(0.06)
         watch.tell("RUNNING")
@@ -139,7 +139,7 @@ def test_a_stall_raises_one_alarm_and_a_sign_of_life_ends_it(tmp_path, monkeypat
 
 
 def test_a_full_disk_does_not_end_the_watch(tmp_path, capsys):
-    watch = train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000)
+    watch = train_watch.Watch(tmp_path / "log", growth.DumpReader(tmp_path, {}), Task, 1000)
     watch.log.close()
     with open("/dev/full", "w") as watch.log:
         watch.show("one\n")
@@ -150,7 +150,7 @@ def test_a_full_disk_does_not_end_the_watch(tmp_path, capsys):
 
 def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_watch, "REDRAW_S", 0)
-    train_watch.Watch(tmp_path / "log", train_watch.DumpReader(tmp_path, {}), Task, 1000).tell("RUNNING")
+    train_watch.Watch(tmp_path / "log", growth.DumpReader(tmp_path, {}), Task, 1000).tell("RUNNING")
     assert capsys.readouterr() == ("", "")
 
 
@@ -228,7 +228,7 @@ class Settings:
 def write_run(folder, *log_lines, before=(), samples=None, name="train-1", dashboard="http://127.0.0.1:9"):
     dumps = folder / "Qwen3-4B_mcore_8xgpu" / "rollout_result" / "train"
     append(dumps / "0.jsonl", *before)
-    marks = train_watch.marks(dumps)
+    marks = growth.marks(dumps)
     append(dumps / "0.jsonl", *(samples or [sample()]))
     log = folder / f"{name}.log"
     log.write_text("".join(line + "\n" for line in log_lines))
@@ -295,7 +295,7 @@ def test_a_log_that_was_cut_short_is_completed_from_ray(tmp_path):
 def test_a_rehearsal_never_has_a_training_step(tmp_path):
     path = tmp_path / "rehearsal" / "rollout_result" / "train" / "a.jsonl"
     append(path, sample())
-    assert accept.training_step(runs.newest(Settings(tmp_path))).verdict == accept.NO_TRAINER
+    assert accept.training_step(runs.newest(Settings(tmp_path))).verdict == runs.NO_TRAINER
 
 
 def test_a_broken_record_is_named(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 import verify_trial
 from inputs import rows
-from verify_verifier import FOUND, REPLIED
+from servers.verifier import FOUND, REPLIED
 
 TOOLS = [{"type": "function", "name": name} for name in ("email_search_emails", "email_reply_email")]
 PROMPT = [{"role": "system", "content": "Today"}, {"role": "user", "content": "Reply to Carlos"}]

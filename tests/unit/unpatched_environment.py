@@ -8,8 +8,8 @@ each database is read from its file once and copied from then on (that alone sav
 import importlib
 import sys
 
-from apply_patches import WORKPLACE, digest, patch_files, read_sums
 from proofs.unpatched import take_back
+from servers.tree import WORKPLACE, digest, patch_files, read_sums
 
 PACKAGE = "unpatched_workplace_assistant"
 TOOLS = {

@@ -1,0 +1,26 @@
+"""The lock of the task rows (data/dataset.lock.json): which bytes each split must have."""
+
+import json
+
+from common import settings
+from common.failure import Failure
+from inputs import hub
+
+LOCK = settings.ROOT / "data" / "dataset.lock.json"
+PUBLISHED = ("train", "validation")
+
+
+def read_lock(path):
+    try:
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        for pin in (lock["splits"][split] for split in (*PUBLISHED, "example")):
+            fits = isinstance(pin["rows"], int) and isinstance(pin["file"], str) and len(pin["sha256"]) == 64
+            if not fits:
+                raise ValueError("a split without file, sha256 and rows")
+        if not (isinstance(lock["repo_id"], str) and hub.COMMIT.fullmatch(lock["revision"])):
+            raise ValueError("no repo_id or no full commit as revision")
+        return lock
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; git checkout data/{LOCK.name} brings it back") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Failure(f"{path}: not a dataset lock ({error}); git checkout data/{LOCK.name} brings it back") from None

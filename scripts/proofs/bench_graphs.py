@@ -1,0 +1,217 @@
+"""The bench's own graphs, patched and unpatched, and what trials through them cost."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from common import program
+from common import settings as variables
+from common.failure import Failure
+from common.terminal import Bar, clear_line, say, stage, table
+from proofs import bench_load
+from proofs.unpatched import overlay
+from servers import ports, processes
+from servers.graph import end_graph, readiness
+from servers.tree import PATCHES
+
+# What the unpatched environment goes without; the others are needed to run trials at all.
+FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
+# "agent" and "resource" are the sums over all pairs.
+PROCESSES = ("gateway", "agent", "resource")
+LOOK_EVERY_S = 0.25
+PORTS_APART = 200
+LEVEL_TIMES = 3
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def enough(trials, level):
+    """How many trials to run where so many run at once: with fewer, most would see fewer beside them."""
+    return max(trials, LEVEL_TIMES * level)
+
+
+class Graph:
+    """A graph of the bench's own: started by gym_up.py with another Python, run folder and ports."""
+
+    def __init__(self, settings, name, python, nth, concurrency):
+        base = settings.GYM_BASE_PORT + PORTS_APART * (1 + nth)
+        self.name, self.python = name, str(python)
+        self.overrides = {
+            "RUN_DIR": str(settings.RUN_DIR / "bench" / name),
+            "GYM_BASE_PORT": str(base),
+            "GYM_RAY_PORT": str(settings.GYM_BASE_PORT + PORTS_APART * 3 + nth),
+            "GYM_BIND_HOST": "127.0.0.1",
+            "GYM_HOST": "127.0.0.1",
+            "NEMO_GYM_URL": "",
+            "GATEWAY_TOKEN": "",
+            "GATEWAY_TOKEN_FILE": "",
+            "GATEWAY_QUEUE_LIMIT": "100000",
+            "GYM_REPLICAS": settings.texts["GYM_REPLICAS"] if name == "patched" else "1",
+            "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(concurrency),
+        }
+        self.settings = variables.load(self.overrides)
+        self.pids = {}
+
+    def start(self):
+        """Start it and wait until it is ready. Raises Failure."""
+        command = program.stage("gym_up", python=self.python)
+        environment = os.environ | self.overrides
+        if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode:
+            raise Failure(f"the {self.name} graph did not start; its error is above")
+        servers = self.settings.servers()
+        self.pids = {
+            name: [listener(self.settings, server) for server in servers if server.partition("_")[0] == name]
+            for name in PROCESSES
+        }
+
+    def end(self):
+        end_graph(self.settings)
+
+    def usage(self):
+        """{process: (CPU seconds so far, resident bytes)}; this one is "load"."""
+        found = {}
+        for name, pids in (self.pids | {"load": [os.getpid()]}).items():
+            found[name] = tuple(map(sum, zip(*map(usage, pids), strict=True)))
+        return found
+
+    async def look(self, found):
+        """For ever: add (open sessions, resident bytes of the resource servers) to `found`."""
+        while True:
+            _, state = await asyncio.to_thread(readiness, self.settings)
+            if state.get("open_sessions"):
+                found.append((state["open_sessions"], self.usage()["resource"][1]))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def listener(settings, name):
+    """The pid that listens on one of the graph's ports."""
+    inodes = {inode for _, port, inode in ports.listening() if port == settings.port(name)}
+    found = [process.pid for process in processes.ours(settings, "gym") if inodes & ports.sockets_of(process)]
+    if not found:
+        raise Failure(f"nobody of the graph listens on port {settings.port(name)}")
+    return min(found)
+
+
+def usage(pid):
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        raise Failure(f"server process {pid} ended during the bench; see logs/supervisor.log of its graph") from None
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return (int(fields[11]) + int(fields[12])) / TICKS, pages * PAGE_BYTES
+
+
+@contextmanager
+def graphs(settings, concurrency, both):
+    """The graphs to compare, up and ready; ended whatever happens."""
+    kinds = [("patched", sys.executable)]
+    if both:
+        kinds.append(("unpatched", overlay(FAST, settings.RUN_DIR / "bench" / "unpatched-venv")))
+    made = [Graph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(kinds)]
+    try:
+        with stage("graphs"):
+            for graph in made:
+                graph.start()
+        yield made
+    finally:
+        for graph in made:
+            graph.end()
+
+
+class Measured:
+    """What the rounds of one graph at one concurrency add up to."""
+
+    def __init__(self):
+        self.latencies, self.seconds, self.failed = [], 0.0, 0
+        self.cpu, self.rss, self.live = {}, [], []
+
+    def add(self, result, before, after, live=()):
+        """One round; `live`: what Graph.look found during it."""
+        self.latencies += result["latencies"]
+        self.seconds += result["seconds"]
+        self.failed += result["failed"]
+        for name in before:
+            self.cpu[name] = self.cpu.get(name, 0.0) + after[name][0] - before[name][0]
+        for moment in (after,) if self.rss else (before, after):
+            self.rss.append({name: round(rss / 2**20, 1) for name, (_, rss) in moment.items()})
+        self.live += live
+
+    def figures(self):
+        count = len(self.latencies)
+        return {
+            "trials": count,
+            "failed": self.failed,
+            "trials_per_s": round(count / self.seconds, 2),
+            "p50_ms": percentile(self.latencies, 50),
+            "p95_ms": percentile(self.latencies, 95),
+            "p99_ms": percentile(self.latencies, 99),
+            "cpu_ms_per_trial": {name: round(1000 * spent / count, 2) for name, spent in self.cpu.items()},
+            "rss_mb_before": self.rss[0],
+            "rss_mb_after": self.rss[-1],
+            "rss_mb_after_each_round": self.rss[1:],
+            **self.of_sessions(),
+        }
+
+    def of_sessions(self):
+        """Memory of the resource servers where most sessions were open, over that before, for each session."""
+        if not self.live:
+            return {"most_sessions": 0, "mb_per_session": None}
+        most, rss = max(self.live)
+        return {"most_sessions": most, "mb_per_session": round((rss / 2**20 - self.rss[0]["resource"]) / most, 3)}
+
+
+def percentile(values, percent):
+    """A percentile in ms, by nearest rank."""
+    ordered = sorted(values)
+    return round(1000 * ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 1)
+
+
+def measure_graphs(settings, args, levels, found):
+    """Add {concurrency: {graph: figures}} to `found`; the graphs take turns."""
+    with graphs(settings, max(levels), min(levels) <= args.unpatched_up_to) as made:
+        for graph in made:
+            asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
+        for level in levels:
+            compared = [graph for graph in made if graph.name == "patched" or level <= args.unpatched_up_to]
+            trials = enough(args.trials, level)
+            measured = {graph.name: Measured() for graph in compared}
+            bar = Bar(f"concurrency {level}", trials * args.rounds * len(compared))
+            for _ in range(args.rounds):
+                for graph in compared:
+                    asyncio.run(one_round(graph, measured[graph.name], trials, level, bar.step))
+            clear_line()
+            found[level] = {name: one.figures() for name, one in measured.items()}
+            show_graphs({level: found[level]})
+
+
+async def one_round(graph, measured, trials, level, on_trial):
+    before, live = graph.usage(), []
+    looks = asyncio.create_task(graph.look(live))
+    url = graph.settings.local_url("gateway")
+    result = await bench_load.load(graph.settings, url, trials, level, on_trial=on_trial)
+    looks.cancel()
+    measured.add(result, before, graph.usage(), live)
+
+
+def show_graphs(found):
+    rows = []
+    for level, graphs_ in found.items():
+        for name, one in graphs_.items():
+            cpu, before, after = one["cpu_ms_per_trial"], one["rss_mb_before"], one["rss_mb_after"]
+            memory = " ".join(f"{before[process]:.0f}>{after[process]:.0f}" for process in PROCESSES)
+            latencies = [one[f"p{percent}_ms"] for percent in (50, 95, 99)]
+            cpus = [cpu[process] for process in (*PROCESSES, "load")]
+            sessions = f"{one['most_sessions']} {one['mb_per_session']}"
+            rows.append([level, name, one["trials_per_s"], *latencies, *cpus, memory, sessions, one["failed"]])
+    heads = ["at once", "environment", "trials/s", "p50 ms", "p95 ms", "p99 ms"]
+    heads += [f"{process} CPU ms" for process in (*PROCESSES, "load")]
+    say(table([*heads, "MB " + " ".join(PROCESSES), "sessions, MB each", "failed"], rows))
+    for level, graphs_ in found.items():
+        if len(graphs_) == 2:
+            new, old = graphs_["patched"], graphs_["unpatched"]
+            cpu = old["cpu_ms_per_trial"]["resource"] / max(new["cpu_ms_per_trial"]["resource"], 0.01)
+            speed = new["trials_per_s"] / old["trials_per_s"]
+            say(f"at {level}: {speed:.1f} times the trials/s; 1/{cpu:.1f} of the CPU in the resource server")
