@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import browser as headless
-from task_rows import SHARED_DATA
+from support import browser as headless
+from support.task_rows import SHARED_DATA
 
 ROOT = Path(__file__).resolve().parents[1]
 DEAD_PROXY = "http://127.0.0.1:9"

@@ -12,8 +12,8 @@ import pytest
 
 from inputs import rows
 from proofs.rig import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
-from scripted_model import ScriptedModel
 from servers.tree import WORKPLACE, installed_tree
+from support.scripted_model import ScriptedModel
 
 LAST = ("test_secrets.py", "test_stop.py")
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from proofs.rig import assert_error
-from scripted_model import DONE, Answer
+from support.scripted_model import DONE, Answer
 
 URL_FIELD = "model_endpoint.base_url"
 

@@ -5,11 +5,11 @@ import time
 
 import aiohttp
 import pytest
-
-from abuse import size
-from proofs.rig import CONCURRENCY, QUEUE, eventually
-from scripted_model import DONE
 from test_leaks import MEGABYTE, descriptors, resident
+
+from proofs.rig import CONCURRENCY, QUEUE, eventually
+from support.abuse import size
+from support.scripted_model import DONE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 # Idle connections between the servers come and go; a leak would be hundreds.

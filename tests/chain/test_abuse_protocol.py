@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from abuse import size
 from proofs.rig import ENDED, assert_error
-from scripted_model import DONE
+from support.abuse import size
+from support.scripted_model import DONE
 
 ORDER = {"queued": 0, "running": 1} | dict.fromkeys(ENDED, 2)
 MOST_LIVE = 10

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
-from abuse import full, size
 from gateway.http1 import HEAD_TIMEOUT_S
 from proofs.rig import assert_error, eventually
-from scripted_model import DONE, call
+from support.abuse import full, size
+from support.scripted_model import DONE, call
 
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 JSON = st.recursive(

@@ -6,7 +6,7 @@ import pytest
 
 from inputs import rows
 from proofs.rig import run_script
-from task_rows import SHARED_DATA
+from support.task_rows import SHARED_DATA
 
 # Among these are each category, ground truths of 0 to 12 calls, and one row whose call changes nothing.
 SOME = slice(5, None, 9)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from proofs.rig import SECRET_PREFIX, assert_error, own_address, secret
-from scripted_model import DONE
+from support.scripted_model import DONE
 
 URL_FIELD = "model_endpoint.base_url"
 MEGABYTE = 1 << 20

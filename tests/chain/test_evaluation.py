@@ -13,8 +13,8 @@ import pytest
 from evaluation import files
 from inputs import rows
 from proofs.rig import SCRIPTS, secret
-from scripted_endpoint import Reply, ScriptedEndpoint, idle, malformed, right, where
-from task_rows import SHARED_DATA
+from support.scripted_endpoint import Reply, ScriptedEndpoint, idle, malformed, right, where
+from support.task_rows import SHARED_DATA
 
 SOME = 12
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from proofs.rig import eventually
-from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
 
 RETENTION_S = 3
 NOT_READY_S = 3.5

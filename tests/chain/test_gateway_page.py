@@ -2,9 +2,9 @@
 
 import pytest
 
-from looks import WIDTHS, assert_fits
 from proofs.rig import SECRET_PREFIX, secret
-from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.looks import WIDTHS, assert_fits
+from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
 
 HOSTILE = "</script><img src=x onerror='window.harmed=1'>\u202e"
 RUNNING = 2

@@ -17,7 +17,7 @@ import pytest
 from proofs.rig import eventually, run_script
 
 PYTHON = os.environ.get("INFERENCE_PYTHON")
-MAKER = Path(__file__).with_name("tiny_qwen.py")
+MAKER = Path(__file__).parents[1] / "support" / "tiny_qwen.py"
 REPEATS = 2
 
 pytestmark = [

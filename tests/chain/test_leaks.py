@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_policy_faults import nothing_listens
 
 from proofs.rig import PAIRS, eventually
-from scripted_model import DONE, Answer, call
-from test_policy_faults import nothing_listens
+from support.scripted_model import DONE, Answer, call
 
 ENDINGS = ("completed", "failed", "aborted", "timed out", "truncated")
 MEGABYTE = 1 << 20

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from proofs.rig import PAIRS, SCRIPTS, eventually
-from scripted_model import DONE, call
+from support.scripted_model import DONE, call
 
 pytestmark = pytest.mark.slow
 # Two seconds of the contract, and what a busy machine may add.

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from common.settings import ROOT
-from namespace import COVERED, Namespace
 from proofs.rig import free_block, own_address, secret
-from scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.namespace import COVERED, Namespace
+from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
 
 
 @pytest.fixture(scope="module")

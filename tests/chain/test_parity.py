@@ -5,14 +5,14 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
-import outcomes
 import pytest
-from outcomes import play, truth_of
 
 from inputs.rows import read_rows
 from policy.model_api import function_call, message
 from servers import tree as gym_tree
-from task_rows import SHARED_DATA
+from support import outcomes
+from support.outcomes import play, truth_of
+from support.task_rows import SHARED_DATA
 
 # Episodes of the shipped rows: five for each, and one of odd calls.
 EXAMPLES = 26

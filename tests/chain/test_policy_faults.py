@@ -12,7 +12,7 @@ import pytest
 
 from policy.model_api import answered, function_call, message
 from proofs.rig import SECRET_PREFIX, secret
-from scripted_model import DONE, Answer, call, reasoning
+from support.scripted_model import DONE, Answer, call, reasoning
 
 SEARCH = call("email_search_emails", query="carlos")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from proofs.rig import eventually
-from scripted_environment import GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import GatewayAlone, ScriptedEnvironment
 
 
 @pytest.fixture(scope="module")

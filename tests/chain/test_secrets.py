@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from proofs.rig import SECRET_PREFIX, secret
-from scripted_model import DONE, Answer
 from servers import processes
+from support.scripted_model import DONE, Answer
 
 NEEDLE = SECRET_PREFIX.encode()
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from proofs.rig import CONCURRENCY
-from scripted_model import DONE, Answer, call
+from support.scripted_model import DONE, Answer, call
 
 SEARCH = call("email_search_emails", query="carlos")
 

@@ -17,7 +17,7 @@ import pytest
 from cluster import jobs as ray_jobs
 from common.settings import ROOT
 from proofs.rig import SCRIPTS, Graph, eventually, free_block, own_address
-from two_nodes import Cluster
+from support.two_nodes import Cluster
 
 pytestmark = pytest.mark.timeout(900)
 STANDIN = ROOT / "tests" / "train" / "standin"

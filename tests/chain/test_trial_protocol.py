@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.payload import VERSION
 from proofs.rig import CONCURRENCY, QUEUE, assert_error, eventually
-from scripted_model import DONE, call
+from support.scripted_model import DONE, call
 
 SNAPSHOT = {"protocol_version", "request_id", "status", "reward", "metrics", "artifact_ref", "error"}
 TRAJECTORY = "/v1/trials/x/trajectory"

@@ -13,14 +13,13 @@ import subprocess
 import time
 from pathlib import Path
 
-import docker
 import pytest
-import standin_base
-import standin_gym
 
+import docker
 from common.failure import Failure
 from common.settings import ROOT
 from servers import container, tree
+from support import standin_base, standin_gym
 
 # The same each time: the build remembers its steps by what it is given, this address too.
 GIT_PORT = 12399

@@ -17,9 +17,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
-import outcomes
 import pytest
-import standin_base
 
 import build_image
 from common import net
@@ -29,6 +27,7 @@ from servers import container as docker_backend
 from servers import ports, processes, tree
 from servers.graph import choose_backend, graph_code, readiness, replace_graph
 from servers.tree import installed_tree
+from support import outcomes, standin_base
 
 SECRET = "never-show-me-4711"
 TOKEN = "only-its-owner-reads-me-0815"

@@ -1,0 +1,289 @@
+"""Rows: reading, checking and converting, on shipped rows, made-up rows and every kind of bad row."""
+
+import copy
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.failure import Failure
+from inputs import rows
+
+EXAMPLE = Path(
+    metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")
+)
+# More rows lie beside some checkouts; where they do not, the shipped ones have to do.
+MORE = Path(__file__).resolve().parents[4] / "shared" / "data" / "workbench_dev.jsonl"
+
+
+def row(**params):
+    tool = {"type": "function", "name": "email_search_emails", "parameters": {}, "strict": False}
+    return {
+        "id": 7,
+        "responses_create_params": {"input": [{"role": "user", "content": "hello"}], "tools": [tool], **params},
+        "ground_truth": [{"name": "email_search_emails", "arguments": '{"query": "x"}'}],
+        "category": "workplace_assistant_email",
+        "environment_name": "workplace_assistant",
+    }
+
+
+def as_session(relax):
+    return {"messages": relax["input"], "metadata": relax["metadata"]}
+
+
+def round_trip(raw):
+    before = copy.deepcopy(raw)
+    session = json.loads(json.dumps(as_session(rows.to_relax(raw))))
+    assert rows.to_run_request(session) == before == raw
+    assert rows.to_run_request(raw) == before
+
+
+@pytest.mark.parametrize("path", [EXAMPLE, MORE], ids=lambda path: path.name)
+def test_every_row_at_hand_comes_back_from_its_converted_form(path):
+    if not path.exists():
+        pytest.skip(f"{path.name} is not on this machine")
+    found = rows.read_rows(path)
+    assert len(found) in (5, 345)
+    for raw in found:
+        round_trip(raw)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"instructions": "be brief"},
+        {"instructions": None},
+        {"metadata": {"a": "b"}},
+        {"temperature": 0.5, "top_p": 1, "max_output_tokens": 100},
+        {"input": "one string"},
+        {"parallel_tool_calls": True},
+        {"tools": []},
+    ],
+)
+def test_params_come_back(params):
+    round_trip(row(**params))
+
+
+def test_keys_of_the_row_come_back_metadata_among_them():
+    round_trip(row() | {"metadata": {"x": 1}, "messages": "kept", "input": [1], "developer": None})
+
+
+def test_converted_row_has_the_trainers_shape():
+    relax = rows.to_relax(row(instructions="be brief", temperature=1.0))
+    assert relax["input"] == row()["responses_create_params"]["input"]
+    assert relax["metadata"]["developer_message"] == "be brief"
+    assert relax["metadata"]["tools"] == row()["responses_create_params"]["tools"]
+    assert relax["metadata"]["responses_create_params"] == {"temperature": 1.0}
+    assert relax["metadata"]["id"] == 7
+
+
+@pytest.mark.parametrize("name", ["tools", "parallel_tool_calls", "developer_message"])
+def test_a_key_that_the_converted_row_uses_itself_is_refused(name):
+    with pytest.raises(rows.RowError, match=name):
+        rows.to_relax(row() | {name: []})
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+OURS = {"tools", "parallel_tool_calls", "developer_message", *row()}
+PARAMS = {"input", "tools", "metadata", "instructions", "parallel_tool_calls"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    extra=st.dictionaries(st.text(max_size=12).filter(lambda key: key not in OURS), json_values, max_size=4),
+    params=st.dictionaries(st.text(max_size=12).filter(lambda key: key not in PARAMS), json_values, max_size=4),
+    instructions=st.none() | st.text(),
+    prompt=st.text(min_size=1) | st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=3), min_size=1),
+)
+def test_any_row_comes_back(extra, params, instructions, prompt):
+    round_trip(row(**{**params, "instructions": instructions, "input": prompt}) | extra)
+
+
+@settings(max_examples=100, deadline=None)
+@given(task=json_values | st.fixed_dictionaries({"messages": json_values, "metadata": json_values}))
+def test_whatever_is_no_row_gets_a_row_error(task):
+    with pytest.raises(rows.RowError):
+        rows.to_run_request(task)
+
+
+def changed(path, value):
+    """The good row with the value at `path` replaced, or removed by `...`."""
+    raw = row()
+    at = raw
+    for step in path[:-1]:
+        at = at[step]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return raw
+
+
+P = "responses_create_params"
+BAD = [
+    ((P,), ..., P),
+    ((P,), [], P),
+    ((P, "input"), ..., f"{P}.input"),
+    ((P, "input"), 5, f"{P}.input"),
+    ((P, "input"), [], f"{P}.input"),
+    ((P, "input"), "", f"{P}.input"),
+    ((P, "input"), ["text"], f"{P}.input[0]"),
+    ((P, "tools"), {}, f"{P}.tools"),
+    ((P, "tools", 0), "verify", f"{P}.tools[0]"),
+    ((P, "tools", 0, "name"), ..., f"{P}.tools[0].name"),
+    *(((P, "tools", 0, "name"), name, f"{P}.tools[0].name") for name in (5, "", "a" * 65, "é", "a\n", "x?y=1#f")),
+    *(((P, "tools", 0, "name"), name, f"{P}.tools[0].name") for name in sorted(rows.INTERNAL_ROUTES)),
+    *(((P, "tools", 0, "name"), name, f"{P}.tools[0].name") for name in ("x/../verify", "%2e%2e/verify", "cleanup/1")),
+    ((P, "metadata"), "text", f"{P}.metadata"),
+    ((P, "instructions"), 1, f"{P}.instructions"),
+    ((P, "parallel_tool_calls"), 0, f"{P}.parallel_tool_calls"),
+    ((P, "temperature"), float("nan"), f"{P}.temperature"),
+    ((P, "temperature"), float("inf"), f"{P}.temperature"),
+    (("id",), ..., "id"),
+    (("id",), "7", "id"),
+    (("id",), True, "id"),
+    (("id",), 7.0, "id"),
+    (("id",), 10**30, "id"),
+    (("category",), None, "category"),
+    (("category",), "\ud800", "category"),
+    (("environment_name",), ..., "environment_name"),
+    (("ground_truth",), ..., "ground_truth"),
+    (("ground_truth",), "[]", "ground_truth"),
+    (("ground_truth", 0), [], "ground_truth[0]"),
+    (("ground_truth", 0, "name"), ..., "ground_truth[0].name"),
+    (("ground_truth", 0, "arguments"), {}, "ground_truth[0].arguments"),
+    (("ground_truth", 0, "arguments"), "{", "ground_truth[0].arguments"),
+    (("ground_truth", 0, "arguments"), "[]", "ground_truth[0].arguments"),
+    (("ground_truth", 0, "arguments"), "[" * 100_000, "ground_truth[0].arguments"),
+    (("ground_truth", 0, "arguments"), "9" * 5000, "ground_truth[0].arguments"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "key"), BAD, ids=lambda part: repr(part)[:40])
+def test_a_bad_row_is_refused_by_its_key(path, value, key):
+    with pytest.raises(rows.RowError) as caught:
+        rows.check_row(changed(path, value))
+    assert caught.value.key == key
+    assert str(caught.value).startswith(key)
+    assert len(str(caught.value)) < 400
+    str(caught.value).encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"messages": 5}, "messages"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"metadata": None}, "metadata"),
+        ({"tools": [{"name": "verify"}]}, "metadata.tools[0].name"),
+        ({"developer_message": 3}, "metadata.developer_message"),
+        ({"id": "7"}, "metadata.id"),
+        ({P: []}, f"metadata.{P}"),
+        ({P: {"temperature": float("nan")}}, f"metadata.{P}.temperature"),
+    ],
+)
+def test_a_session_input_names_the_key_as_it_stands_there(change, key):
+    session = as_session(rows.to_relax(row()))
+    for name, value in change.items():
+        (session if name in session else session["metadata"])[name] = value
+    with pytest.raises(rows.RowError) as caught:
+        rows.to_run_request(session)
+    assert caught.value.key == key
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_depth_is_bounded_whatever_it_is():
+    rows.check_row(row() | {"extra": nested(60)})
+    for levels in (64, 1000, 100_000):
+        with pytest.raises(rows.RowError, match="nested deeper than 64 levels"):
+            rows.check_row(row() | {"extra": nested(levels)})
+
+
+GOOD = json.dumps(row()).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "not JSON at column 2"),
+        (b"NaN", "holds NaN"),
+        (GOOD.replace(b'"id": 7', b'"id": NaN'), "holds NaN"),
+        (GOOD.replace(b'"id": 7', b'"id": 1e999'), "id: is not a finite number"),
+        (GOOD.replace(b'"id": 7', b'"id": ' + b"9" * 5000), "more than 64 bits"),
+        (GOOD.replace(b'"hello"', b'"\\ud800"'), "input[0].content: holds half a surrogate pair"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested deeper"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested deeper"),
+        (b"[]", "the row is not an object but a list"),
+        (b"null", "the row is not an object but null"),
+        (b'"\xff"', "not UTF-8 at byte 2"),
+        (b"\x00\x00", "not JSON"),
+        (
+            b'{"input": [], "id": 1}',
+            "responses_create_params: missing: it wraps the row's input and tools (keys found: id",
+        ),
+    ],
+    ids=range(13),
+)
+def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, said):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b"\n\n" + line + b"\n")
+    with pytest.raises(Failure) as caught:
+        rows.read_rows(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:3: ") and said in message
+    assert "\n" not in message and len(message) < 400
+
+
+def test_records_are_counted_not_newlines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    separators = json.dumps(row(input="a\u2028b\x85c"), ensure_ascii=False).encode()
+    path.write_bytes(b"\n \r\n" + GOOD + b"\r\n\n" + separators)
+    assert len(rows.read_rows(path)) == 2
+    assert len(rows.read_rows(path, limit=1)) == 1
+
+
+def test_a_limit_stops_before_later_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b"\n{")
+    assert len(rows.read_rows(path, limit=1)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_file_without_rows_is_refused(tmp_path, content):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(Failure, match="holds no rows"):
+        rows.read_rows(path)
+
+
+def test_a_byte_order_mark_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD)
+    with pytest.raises(Failure, match="rows.jsonl:1: begins with a byte order mark"):
+        rows.read_rows(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(Failure, match="No such file.*; mend NEMO_GYM_SOURCE_DATA"):
+        rows.read_rows(tmp_path / "none.jsonl")
+    with pytest.raises(Failure, match="Is a directory"):
+        rows.read_rows(tmp_path)
+    with pytest.raises(Failure, match="No such file.*; make data SPLIT=train"):
+        rows.read_rows(tmp_path / "workplace_assistant_train.jsonl")

@@ -1,0 +1,359 @@
+"""An endpoint over its two wires: what is sent, what becomes of each answer, which faults are tried again."""
+
+import email.utils
+import gzip
+import json
+import socket
+import socketserver
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from policy import endpoint as model_wire
+from policy.endpoint import Endpoint, insist, retry_after
+from policy.model_api import ModelError
+from support.scripted_endpoint import REPORTED, Reply, ScriptedEndpoint
+
+KEY = "never-show-me-key"
+TOOL = {"type": "function", "name": "find", "description": "d", "strict": False, "parameters": {"type": "object"}}
+ROW = {
+    "responses_create_params": {"input": [{"role": "system", "content": "S"}, {"role": "user", "content": "Find."}]},
+    "ground_truth": [{"name": "find", "arguments": '{"a": 1}'}],
+}
+BODY = ROW["responses_create_params"] | {"tools": [TOOL], "parallel_tool_calls": False, "temperature": 1.0}
+HISTORY = [
+    {"type": "reasoning", "id": "r1", "summary": [{"type": "summary_text", "text": "I think."}]},
+    {"type": "message", "id": "m1", "role": "assistant", "status": "completed",
+     "content": [{"type": "output_text", "text": "So:", "annotations": []}]},
+    {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"a": 1'},
+    {"type": "function_call_output", "call_id": "c1", "output": '{"error": "no"}'},
+]  # fmt: skip
+
+
+@pytest.fixture
+def scripted():
+    with ScriptedEndpoint([ROW]) as server:
+        yield server
+
+
+def endpoint(server, wire, **more):
+    return Endpoint(server.url + more.pop("suffix", ""), "m", KEY, 20, wire, **more)
+
+
+def chat_answer(said, finish="stop", **more):
+    return json.dumps({"choices": [{"message": said, "finish_reason": finish}], "model": "x"} | more).encode()
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize("suffix", ["", "/v1"])
+def test_both_wires_give_the_same_call_and_its_usage(scripted, wire, suffix):
+    answer = endpoint(scripted, wire, suffix=suffix).answer(BODY)
+    [call] = answer["output"]
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "find", '{"a": 1}') and call["call_id"]
+    assert answer["usage"] == {"input_tokens": 100, "output_tokens": 10} and answer["model"] == REPORTED
+    [(path, headers, sent)] = scripted.requests
+    assert path.startswith("/v1/") and headers["Authorization"] == f"Bearer {KEY}" and sent["model"] == "m"
+    assert sent["stream"] is False, "some servers stream unless they are told otherwise"
+
+
+def test_a_history_becomes_chat_messages_with_thoughts_beside_the_content(scripted):
+    endpoint(scripted, "chat").answer(BODY | {"input": BODY["input"] + HISTORY})
+    [(_, _, sent)] = scripted.requests
+    assert [item["role"] for item in sent["messages"]] == ["system", "user", "assistant", "tool"]
+    said, told = sent["messages"][2:]
+    assert (said["content"], said["reasoning_content"]) == ("So:", "I think.")
+    assert said["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
+    ]
+    assert told == {"role": "tool", "tool_call_id": "c1", "content": '{"error": "no"}'}
+    function = {name: TOOL[name] for name in ("name", "description", "parameters")}
+    assert sent["tools"] == [{"type": "function", "function": function}] and sent["temperature"] == 1.0
+
+
+def test_a_message_without_calls_has_no_empty_list_of_them(scripted):
+    endpoint(scripted, "chat").answer(BODY | {"input": [*BODY["input"], HISTORY[1], BODY["input"][1]]})
+    assert all("tool_calls" not in item for item in scripted.requests[0][2]["messages"])
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "kinds", "reason"),
+    [
+        ({"content": "Hi."}, "stop", ["message"], None),
+        ({"content": "<think>t</think>Hi."}, "stop", ["reasoning", "message"], None),
+        ({"content": None, "reasoning_content": "t"}, "stop", ["reasoning"], None),
+        ({"content": "Hi", "reasoning": "t"}, "length", ["reasoning", "message"], "max_output_tokens"),
+        ({"content": None, "tool_calls": None}, "content_filter", ["message"], "content_filter"),
+        ({"tool_calls": [{"function": {"name": "find", "arguments": "{"}}]}, "tool_calls", ["function_call"], None),
+    ],
+)
+def test_a_chat_answer_becomes_items(scripted, said, finish, kinds, reason):
+    scripted.behaviour = lambda asked: Reply(body=chat_answer(said, finish))
+    answer = endpoint(scripted, "chat").answer(BODY)
+    assert [item["type"] for item in answer["output"]] == kinds
+    assert (answer.get("incomplete_details") or {}).get("reason") == reason
+    assert all(item.get("call_id") for item in answer["output"] if item["type"] == "function_call")
+    assert "usage" not in answer
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"no json", "not a JSON object"),
+        (b"[]", "not a JSON object"),
+        (b'{"error": {"message": "overloaded"}}', "200 with an error: "),
+        (b"{}", "the answer "),
+        (b'{"choices": [], "output": 1}', "the answer "),
+        (b'{"choices": [{"message": {"content": "a"}, "finish_reason": ["stop"]}], "output": [1]}', "the answer"),
+        (b'{"output": [], "incomplete_details": "x"}', "the answer"),
+        (b'{"output": [], "incomplete_details": {"reason": ["x"]}}', "the answer"),
+        (b"[" * 100_000, "not a JSON object"),
+        (b'{"choices": [{"message": {"tool_calls": [{}]}}], "output": null}', "the answer "),
+        (b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}', "the answer "),
+    ],
+)
+def test_a_200_that_is_no_answer_is_a_fault_that_no_other_try_cures(scripted, wire, body, words):
+    scripted.behaviour = lambda asked: Reply(body=body)
+    with pytest.raises(ModelError, match=words) as fault:
+        endpoint(scripted, wire).answer(BODY)
+    assert (fault.value.status, fault.value.again) == (502, False) and scripted.url in fault.value.message
+
+
+@pytest.mark.parametrize(
+    ("status", "shown", "again"),
+    [(400, 400, False), (401, 401, False), (302, 502, False), (429, 429, True), (500, 500, True), (503, 503, True)],
+)
+def test_a_status_is_shown_with_what_came_and_without_the_key(scripted, status, shown, again):
+    headers = {"Retry-After": "7", "Location": "http://127.0.0.1:9/"}
+    scripted.behaviour = lambda asked: Reply(status=status, headers=headers)
+    scripted.server.RequestHandlerClass.write = _echoing(scripted.server.RequestHandlerClass.write)
+    with pytest.raises(ModelError) as fault:
+        endpoint(scripted, "responses").answer(BODY)
+    found = fault.value
+    assert (found.status, found.again, found.headers) == (shown, again, {"Retry-After": "7"})
+    assert f"{status}: " in found.message and KEY not in found.message and "***" in found.message
+    assert len(scripted.requests) == 1
+
+
+def _echoing(write):
+    return lambda handler, status, body, headers=None: write(handler, status, body | {"key": KEY}, headers)
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize("text", ["This model's maximum context length is 8192 tokens.", "exceeds the context size"])
+def test_a_full_context_ends_the_answer_and_is_no_fault(scripted, wire, text, monkeypatch):
+    scripted.behaviour = lambda asked: Reply(status=400)
+    write = scripted.server.RequestHandlerClass.write
+    monkeypatch.setattr(
+        scripted.server.RequestHandlerClass, "write", lambda self, status, *_: write(self, status, {"message": text})
+    )
+    answer = endpoint(scripted, wire).answer(BODY)
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["type"] for item in answer["output"]] == ["message"]
+
+
+def test_a_refused_parameter_is_no_full_context(scripted, monkeypatch):
+    write = scripted.server.RequestHandlerClass.write
+    said = {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}
+    monkeypatch.setattr(
+        scripted.server.RequestHandlerClass, "write", lambda self, status, *_: write(self, status, said)
+    )
+    scripted.behaviour = lambda asked: Reply(status=400)
+    with pytest.raises(ModelError, match="max_completion_tokens"):
+        endpoint(scripted, "chat").answer(BODY)
+
+
+def test_what_the_converter_does_not_take_is_said_in_a_line(scripted):
+    with pytest.raises(ModelError, match="does not fit the chat wire") as fault:
+        endpoint(scripted, "chat").answer({"input": [{"type": "nothing"}]})
+    assert fault.value.status == 400 and "\n" not in fault.value.message and not scripted.requests
+    assert fault.value.kind == "wire"
+
+
+def test_no_cookie_is_kept_and_no_netrc_or_proxy_asked_for_this_machine(scripted, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login u password p\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    scripted.behaviour = lambda asked: Reply(body=b'{"output": []}')
+    write = scripted.server.RequestHandlerClass.write
+    monkeypatch.setattr(
+        scripted.server.RequestHandlerClass,
+        "write",
+        lambda self, status, body, headers=None: write(self, status, body, {"Set-Cookie": "a=b"}),
+    )
+    asked = Endpoint(scripted.url, "m", None, 20)
+    asked.http.trust_env = True
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    asked.answer(BODY)
+    asked.answer(BODY)
+    assert all("Cookie" not in headers and "Authorization" not in headers for _, headers, _ in scripted.requests)
+
+
+def test_models_are_listed_where_there_is_a_list(scripted):
+    assert endpoint(scripted, "responses").models() == [REPORTED]
+    assert Endpoint("http://127.0.0.1:9", "m", None, 5).models() == []
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize("told", ["5", [1], {"input_tokens": "a", "prompt_tokens": -5, "completion_tokens": True}])
+def test_a_usage_that_counts_nothing_is_left_out(scripted, wire, told):
+    said = chat_answer({"content": "Hi."}, usage=told, output=[])
+    scripted.behaviour = lambda asked: Reply(body=said)
+    assert "usage" not in endpoint(scripted, wire).answer(BODY)
+
+
+@pytest.mark.parametrize("key", [KEY, "EMPTY"])
+def test_a_key_that_comes_back_in_an_answer_is_hidden_unless_it_is_a_word(scripted, key):
+    scripted.behaviour = lambda asked: Reply(body=json.dumps({"output": [], "model": f"of {key}"}).encode())
+    told = Endpoint(scripted.url, "m", key, 20).answer(BODY)["model"]
+    assert told == ("of EMPTY" if key == "EMPTY" else "of ***")
+
+
+class Raw(socketserver.StreamRequestHandler):
+    """Sends `parts`, bytes as they are, to whoever asks; waits a little before each."""
+
+    def handle(self):
+        while self.rfile.readline().strip():
+            pass
+        with suppress(ConnectionError):
+            for part in self.server.parts:
+                self.wfile.write(part)
+                time.sleep(self.server.pause)
+
+
+@pytest.fixture
+def raw():
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Raw) as server:
+        server.daemon_threads, server.pause = True, 0
+        server.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n%s\r\n\r\n"
+REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; charset=%s\r\n\r\nno"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words", "kind"),
+    [
+        ([], "Error", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "Error", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Length: 99", b"{}"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "Error", "connection_broken"),
+        ([HEAD % b"Content-Encoding: gzip", gzip.compress(b" " * (64 << 20))], "more than 16777216 bytes", "too_large"),
+        ([HEAD % b"X: y", *[b" " * (1 << 20)] * 20], "more than 16777216 bytes", "too_large"),
+        ([REFUSED % b"idna"], "400: no", "status"),
+        ([REFUSED % b"undefined"], "400: no", "status"),
+    ],
+)
+def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words, kind):
+    raw.parts = parts
+    with pytest.raises(ModelError, match=words) as fault:
+        Endpoint(raw.url, "m", KEY, 20)._exchange("GET", "/")
+    assert raw.url in fault.value.message and fault.value.kind == kind
+
+
+def test_an_endpoint_at_which_nobody_listens_is_unreachable():
+    with socket.socket() as taken, pytest.raises(ModelError) as fault:
+        taken.bind(("127.0.0.1", 0))
+        Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "m", KEY, 20)._exchange("GET", "/")
+    assert fault.value.kind == "unreachable" and fault.value.again
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause", "words"),
+    [([HEAD % b"X: y", *[b" "] * 100], 0.2, "not whole within 1 s"), ([b"HTTP/1.1", b" "], 2, "Timeout")],
+)
+def test_an_answer_that_comes_too_slowly_is_given_up(raw, parts, pause, words):
+    raw.parts, raw.pause = parts, pause
+    with pytest.raises(ModelError, match=words) as fault:
+        Endpoint(raw.url, "m", KEY, 1)._exchange("GET", "/")
+    assert fault.value.kind == "timeout"
+
+
+def test_a_connection_is_kept_for_the_next_call(scripted, monkeypatch):
+    kind, began = scripted.server.RequestHandlerClass, []
+    setup = kind.setup
+    monkeypatch.setattr(kind, "setup", lambda self: (began.append(self.client_address), setup(self)))
+    asked = endpoint(scripted, "responses")
+    for _ in range(3):
+        asked.answer(BODY)
+    assert len(scripted.requests) == 3 and len(began) == 1
+
+
+# --- tries ---------------------------------------------------------------------------------
+
+
+def answers(*made):
+    """An `ask` that raises or returns these in turn, and how often it was called."""
+    waiting, calls = list(made), []
+
+    def ask():
+        calls.append(1)
+        one = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        if isinstance(one, ModelError):
+            raise one
+        return one
+
+    return ask, calls
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(model_wire, "BACKOFF_S", 0.001)
+
+
+BROKEN = ModelError(502, "broken", again=True, kind="connection_broken")
+BAD = ModelError(400, "bad")
+LIMITED = ModelError(429, "limited", again=True)
+
+
+@pytest.mark.parametrize(
+    ("made", "tries", "calls"),
+    [(["ok"], 1, 1), ([BROKEN, BROKEN, "ok"], 3, 3), ([LIMITED] * 9 + ["ok"], 1, 10), ([LIMITED, BROKEN, "ok"], 2, 3)],
+)
+def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick, made, tries, calls):
+    ask, called = answers(*made)
+    assert insist(ask, tries, threading.Event()) == "ok" and len(called) == calls
+
+
+@pytest.mark.parametrize(
+    ("made", "tries", "calls", "words"),
+    [
+        ([BROKEN], 3, 3, r"broken \(3 tries\)"),
+        ([BAD], 5, 1, "bad$"),
+        ([BROKEN, BAD], 5, 2, r"bad \(2 tries\)"),
+        ([LIMITED, BROKEN, LIMITED, BROKEN], 2, 4, r"broken \(4 tries\)"),
+    ],
+)
+def test_what_no_try_cures_is_raised(quick, made, tries, calls, words):
+    ask, called = answers(*made)
+    with pytest.raises(ModelError, match=words) as fault:
+        insist(ask, tries, threading.Event())
+    assert len(called) == calls and fault.value.kind == made[-1].kind
+
+
+def test_the_wait_is_the_one_the_endpoint_asks_for_and_ends_with_the_trial():
+    ended, waits = threading.Event(), []
+    ended.wait = lambda seconds: waits.append(seconds) or len(waits) > 2
+    fault = ModelError(429, "limited", {"Retry-After": "3"}, True)
+    with pytest.raises(ModelError, match="the time was up"):
+        insist(answers(fault)[0], 1, ended)
+    assert waits == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3", 3), ("0.5", 0.5), ("-1", 0), ("99999", 600), ("soon", None), (None, None), ("", None)],
+)
+def test_retry_after_as_a_number(text, seconds):
+    assert retry_after(text) == seconds
+
+
+def test_retry_after_as_a_date():
+    assert 20 < retry_after(email.utils.formatdate(time.time() + 30, usegmt=True)) <= 30
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0

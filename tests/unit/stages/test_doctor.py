@@ -1,0 +1,494 @@
+"""The doctor as a whole: its table, its output, what a stage makes of it, and that it changes nothing.
+
+Each check's own tests are in test_checks_*.py. What has bitten people and can be seen before it bites
+is a check; FIELD_CASES says which, or why a case shows only while rollouts run.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import doctor
+from checks import registry
+from checks.probe import Finding, fail, ok, warn
+from common import files as common_files
+from common import settings as variables
+from common.failure import Failure
+from servers import ports, processes
+from support.doctor_case import NOWHERE, Silent, case_of, free_base
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNTIME = "shows only while rollouts run"
+PREFLIGHT = "needs answers of the model; the preflight of an evaluation asks for them"
+FIELD_CASES = {
+    "E1 malformed tool calls": RUNTIME,
+    "E2 a dead server": ["graph"],
+    "E3 sessions never freed": ["graph"],
+    "E4 reasoning alone": RUNTIME,
+    "E5 ports taken, or the kernel's": ["ports", "leftover processes"],
+    "E6 faults counted as reward 0": RUNTIME,
+    "E7 a shared cookie jar": RUNTIME,
+    "E8 tool names as paths": RUNTIME,
+    "E9 rows without their wrapper": ["task rows"],
+    "E10 a proxy before loopback": ["proxies", "head server"],
+    "E11 hundreds of tool calls": RUNTIME,
+    "E12 a graph torn down": ["graph", "leftover processes"],
+    "E13 a restart of the Gateway": RUNTIME,
+    "E14 requests nobody should take": RUNTIME,
+    "E15 odd answers of the endpoint": ["endpoint"],
+    "E16 Ray on every interface": ["listeners"],
+    "M1 tool calls under load": PREFLIGHT,
+    "M2 calls left in the text": PREFLIGHT,
+    "M3 arguments cut short": PREFLIGHT,
+    "R1 a log that ends early": RUNTIME,
+    "R2 a job that never starts": ["cluster"],
+    "R3 a stop that stops nothing": RUNTIME,
+    "R4 one id twice": ["leftover records"],
+    "R5 localhost on a cluster": ["cluster", "gateway address"],
+    "R6 the entrypoint stops others' jobs": ["cluster", "one Ray a port"],
+    "R7 a component that died unseen": RUNTIME,
+    "D1 downloads that stall or change": ["task rows", "model"],
+    "D2 proxies and the image build": ["proxies"],
+    "D3 an evaluation thrown away": RUNTIME,
+}
+
+
+@pytest.fixture
+def clean(tmp_path):
+    """An environment of a machine on which nothing of ours is set, with folders of its own."""
+    names = variables.declared()
+    kept = {name: text for name, text in os.environ.items() if name not in names and "proxy" not in name.lower()}
+    places = {name: str(tmp_path / name.lower()) for name in ("RUN_DIR", "DATA_ROOT", "MODEL_DIR", "EXP_DIR", "TMPDIR")}
+    (tmp_path / "tmpdir").mkdir()
+    base = free_base()
+    return kept | places | {"GYM_BACKEND": "local", "GYM_BASE_PORT": str(base), "GYM_RAY_PORT": str(base + 200)}
+
+
+def run_doctor(environment, *arguments, clone=ROOT):
+    return subprocess.run(
+        [str(clone / "scripts" / "run.sh"), "doctor", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+
+def told(environment, *arguments, clone=ROOT):
+    """(exit status, the JSON object)."""
+    done = run_doctor(environment, "--json", *arguments, clone=clone)
+    assert done.stderr == "", done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+# --- the table -----------------------------------------------------------------------------
+
+
+def test_every_field_case_is_a_check_or_says_why_not():
+    codes = [f"E{n}" for n in range(1, 17)] + [f"M{n}" for n in range(1, 4)]
+    codes += [f"R{n}" for n in range(1, 8)] + [f"D{n}" for n in range(1, 4)]
+    assert [case.split()[0] for case in FIELD_CASES] == codes
+    names = {check.name for check in registry.CHECKS}
+    assert {name for value in FIELD_CASES.values() if isinstance(value, list) for name in value} <= names
+
+
+def test_checks_have_names_of_their_own_and_stages_are_targets():
+    names = [check.name for check in registry.CHECKS]
+    assert len(names) == len(set(names)) and all(len(name) <= 20 for name in names)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(registry.STAGES) <= set(targets)
+    for check in registry.CHECKS:
+        assert set(check.stages) | set(check.starts) <= set(registry.STAGES)
+        assert not check.stages or set(check.starts) <= set(check.stages)
+
+
+def test_each_stage_with_checks_at_its_start_makes_them():
+    makes = set(
+        re.findall(r'registry\.at_start\("([a-z-]+)"', "".join(p.read_text() for p in (ROOT / "scripts").glob("*.py")))
+    )
+    assert makes == {stage for check in registry.CHECKS for stage in check.starts}
+
+
+def test_each_script_that_a_target_runs_is_its_stage_or_none_with_checks():
+    targets = re.findall(r"^([a-z-]+):.*\n\t@(.+)", (ROOT / "Makefile").read_text(), re.M)
+    runs = [(target, name) for target, line in targets for name in re.findall(r"scripts/run\.sh (\w+)", line)]
+    without = {name for _, name in runs if registry.stage_of(name) not in registry.STAGES}
+    assert without == {"doctor", "stop", "report", "gym_down", "compare", "faults", "abuse"}
+    assert all(registry.stage_of(name) == target for target, name in runs if name not in without)
+    assert set(registry.SCRIPTS) <= {name for _, name in runs}
+
+
+# --- one check -----------------------------------------------------------------------------
+
+
+def examine(look, tmp_path):
+    return registry.examine(registry.Check("x", look), case_of(tmp_path))
+
+
+def test_what_a_check_raises_becomes_its_finding(tmp_path):
+    def refuses(case):
+        raise Failure("port 1 is taken; by whom; end it")
+
+    def lacks(case):
+        raise ModuleNotFoundError("no", name="docker")
+
+    def breaks(case):
+        raise KeyError("odd\nmachine")
+
+    assert examine(refuses, tmp_path) == [fail("port 1 is taken; by whom", "end it")]
+    assert examine(lacks, tmp_path) == [warn("not looked at: it needs the package docker", "make setup")]
+    [broken] = examine(breaks, tmp_path)
+    assert broken.verdict == "warn" and "KeyError" in broken.what and "\n" not in broken.what
+
+
+def test_a_check_that_hangs_is_given_up_and_holds_nobody(tmp_path):
+    checks = [registry.Check("hangs", lambda case: time.sleep(60)), registry.Check("good", lambda case: ok("fine"))]
+    began = time.monotonic()
+    results = dict(registry.examine_all(checks, case_of(tmp_path), limit_s=0.5))
+    assert time.monotonic() - began < 30
+    assert results[checks[1]] == [ok("fine")]
+    [silent] = results[checks[0]]
+    assert silent.verdict == "warn" and "no answer within 0.5 s" in silent.what
+
+
+def test_results_stand_in_the_tables_order(tmp_path):
+    checks = [registry.Check(str(n), lambda case, n=n: time.sleep(0.02 * (5 - n)) or ok("x")) for n in range(5)]
+    assert [check.name for check, _ in registry.examine_all(checks, case_of(tmp_path))] == list("01234")
+
+
+def test_the_verdict_is_the_worst_of_all():
+    good, bad = registry.Check("a", None), registry.Check("b", None)
+    assert doctor.report("", [(good, [ok("x")])], 1)["verdict"] == "ok"
+    assert doctor.report("", [(good, [ok("x"), warn("y", "z")])], 1)["verdict"] == "warn"
+    worst = doctor.report("data", [(good, [warn("x", "y")]), (bad, [fail("u", "v")])], 1.234)
+    assert worst["counts"] == {"ok": 0, "warn": 1, "fail": 1} and worst["verdict"] == "fail"
+    assert worst["checks"][1] == {"check": "b", "verdict": "fail", "what": "u", "cure": "v"}
+
+
+def test_a_line_says_verdict_name_and_cure():
+    line = registry.shown(registry.Check("ports", None), Finding("fail", "port 1 is taken", "end it"))
+    assert line.split() == ["fail", "ports:", "port", "1", "is", "taken;", "end", "it"]
+
+
+def test_a_finding_is_one_line_whatever_a_name_holds():
+    line = registry.shown(registry.Check("x", None), warn("a\nb\tc\x1b[1m", "rm 'a\nb'"))
+    assert line.isprintable() and "a\ufffdb" in line
+
+
+@pytest.mark.parametrize(
+    ("stage", "ray", "word"),
+    [
+        ("", "[::1", b"garbage\r\n\r\n"),
+        ("train", "a b:99999", b"\0"),
+        ("model", "http://x:1", b"\0"),
+    ],
+)
+def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://[::1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    model = tmp_path / "models" / "Qwen3-4B"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("[" * 100_000)
+    with Silent(word) as odd:
+        urls = {"RAY_DASHBOARD_ADDRESS": odd.url, "MODEL_URL": odd.url, "GYM_URLS": f"{odd.url}/x,{odd.url}"}
+        files = {"NEMO_GYM_SOURCE_DATA": tmp_path, "TRAIN_ARGUMENTS": tmp_path / "binary", "RELAX_ROOT": "/dev/null"}
+        files |= {"MODEL_DIR": tmp_path / "models", "GATEWAY_TOKEN_FILE": "/dev/null/x"}
+        hosts = {"GYM_HOST": "x" * 300, "RELAX_HOST": ":::", "RAY_ADDRESS": ray, "GYM_BACKEND": "docker"}
+        results = registry.examine_all(registry.CHECKS, case_of(tmp_path, stage, **urls, **files, **hosts), 4)
+    assert not [(check.name, each) for check, found in results for each in found if "not looked at" in each.what]
+    assert {each.verdict for _, found in results for each in found} >= {"ok", "fail"}
+
+
+# --- the program ---------------------------------------------------------------------------
+
+
+def test_one_object_or_one_line_a_finding_and_a_status(clean):
+    status, answer = told(clean)
+    assert set(answer) == {"verdict", "stage", "counts", "seconds", "checks"} and answer["stage"] == "all"
+    assert {line["check"] for line in answer["checks"]} == {check.name for check in registry.CHECKS}
+    for line in answer["checks"]:
+        assert set(line) == {"check", "verdict", "what", "cure"} and line["verdict"] in ("ok", "warn", "fail")
+        assert line["what"] and bool(line["cure"]) == (line["verdict"] != "ok"), line
+    assert (status == 1) == (answer["verdict"] == "fail") and status in (0, 1)
+    done = run_doctor(clean)
+    *lines, last = done.stdout.splitlines()
+    assert all(re.match(r"(ok|warn|fail) +[\w' ]+: +\S", line) for line in lines), lines
+    assert re.fullmatch(r"doctor: \d+ ok, \d+ warn, \d+ fail in [\d.]+ s", last)
+
+
+def test_a_stage_has_its_own_checks_alone_and_an_unknown_one_is_refused(clean):
+    _, answer = told(clean, "--stage", "data")
+    names = {line["check"] for line in answer["checks"]}
+    assert answer["stage"] == "data" and "task rows" in names and not names & {"ports", "cluster", "model"}
+    _, by_variable = told({**clean, "STAGE": "data"})
+    assert {line["check"] for line in by_variable["checks"]} == names
+    done = run_doctor(clean, "--stage", "prod")
+    assert done.returncode == 1 and done.stderr.startswith("error: STAGE=prod is no stage") and done.stdout == ""
+
+
+def test_a_fail_is_the_exit_status_and_no_secret_is_shown(clean):
+    secret = "never-show-me-0815"
+    environment = clean | {
+        "GYM_BIND_HOST": NOWHERE,
+        "GATEWAY_TOKEN": secret,
+        "MODEL_API_KEY": secret,
+        "HF_TOKEN": secret,
+    }
+    environment |= {"GATEWAY_TOKENS": secret, "http_proxy": f"http://user:{secret}@127.0.0.1:9"}
+    done = run_doctor(environment, "--stage", "gym-up")
+    assert done.returncode == 1 and f"GYM_BIND_HOST={NOWHERE} is no address" in done.stdout
+    assert "GATEWAY_TOKENS is not a variable" in done.stdout
+    assert secret not in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+# --- a stage's start -----------------------------------------------------------------------
+
+
+def test_a_stage_stops_at_a_fail_before_it_does_anything(clean, tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "gym_up.py")]
+    done = subprocess.run(command, env=clean | {"GYM_BIND_HOST": NOWHERE}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: gateway address: GYM_BIND_HOST={NOWHERE}") and "set it to" in done.stderr
+    assert "Backend" not in done.stdout and not (tmp_path / "run_dir").exists()
+
+
+def test_a_stage_shows_warnings_alone(tmp_path, capsys):
+    settings = case_of(tmp_path, GYM_BIND_HOST="0.0.0.0", GATEWAY_TOKEN="short").settings
+    registry.at_start("gym-up", settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warn  token:") for line in lines)
+    assert not any(line.startswith("ok") for line in lines)
+
+
+def test_a_stage_names_every_fail_at_once(tmp_path):
+    settings = case_of(tmp_path, GYM_BIND_HOST=NOWHERE, RELAX_HOST="192.168.7.7").settings
+    with pytest.raises(Failure) as stopped:
+        registry.at_start("gym-up", settings)
+    assert "gateway address: " in str(stopped.value) and "\nerror: callback networks: " in str(stopped.value)
+
+
+# --- before and after ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A clone as git would make it of this working tree: no .venv, no data."""
+    clone = tmp_path / "bare"
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if not name.startswith("tests/") and (ROOT / name).exists():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    return clone
+
+
+def snapshot(*folders):
+    return {
+        (str(path), found.st_mtime_ns, found.st_size, found.st_mode)
+        for folder in folders
+        for path in (folder, *folder.rglob("*"))
+        if (found := path.lstat())
+    }
+
+
+def test_it_runs_on_a_bare_clone_with_a_broken_env_and_changes_nothing(clean, bare, tmp_path):
+    (bare / ".env").write_text("GYM_BASE_PORT=abc\nnonsense\nLIMTI=3\n")
+    (bare / ".env").chmod(0o600)
+    before, listening = snapshot(tmp_path), {(a, p) for a, p, _ in ports.listening()}
+    environment = {name: text for name, text in clean.items() if name not in ("GYM_BASE_PORT", "GYM_RAY_PORT")}
+    status, answer = told(environment, clone=bare)
+    assert snapshot(tmp_path) == before
+    assert not [p for p in processes.processes() if str(bare) in p.command]
+    ours = {p for a, p, _ in ports.listening()} - {p for _, p in listening}
+    assert not ours & set(range(29000, 29200))
+    lines = {(line["check"], line["verdict"]): line["what"] for line in answer["checks"]}
+    assert status == 1 and ("variables", "fail") in lines
+    assert "set-up not made yet" in lines["python", "ok"]
+    faults = [line["what"] for line in answer["checks"] if line["check"] == "variables"]
+    assert len(faults) == 3 and all(".env:" in fault for fault in faults)
+
+
+def test_it_changes_nothing_in_a_clone_that_is_set_up(clean, tmp_path):
+    folders = [ROOT / "scripts", ROOT / "patches", tmp_path]
+    before, stamps = snapshot(*folders), snapshot(ROOT / ".venv" / ".ready")
+    told(clean)
+    assert snapshot(*folders) == before and snapshot(ROOT / ".venv" / ".ready") == stamps
+
+
+@pytest.fixture
+def no_python(clean, tmp_path):
+    """(an environment, the folder of its PATH) of a machine with a Python that is too old, and no other."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env", "sh", "timeout"):
+        (tools / name).symlink_to(shutil.which(name))
+    program(tools / "python3", "exit 1")
+    return clean | {"PATH": str(tools), "PYENV_ROOT": str(tmp_path / "pyenv")}, tools
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_machine_without_python_says_so(no_python, bare, options):
+    done = run_doctor(no_python[0], *options, clone=bare)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: python: no Python 3.9 or later") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("found_by", ["pyenv", "uv"])
+def test_it_runs_with_any_python_that_a_set_up_would_find(no_python, bare, tmp_path, found_by):
+    environment, tools = no_python
+    real = Path(sys.executable).resolve()
+    if found_by == "uv":
+        program(tools / "uv", f'[ "$1" = --version ] || echo {real}')
+    else:
+        program(tmp_path / "pyenv/versions/3.12.0/bin/python3", f'exec {real} "$@"')
+    done = run_doctor(environment, "--help", clone=bare)
+    assert (done.returncode, done.stderr) == (0, "") and "make doctor" in done.stdout
+
+
+def test_a_uv_that_hangs_is_as_none(no_python, bare):
+    environment, tools = no_python
+    (tools / "sleep").symlink_to(shutil.which("sleep"))
+    program(tools / "uv", "sleep 600")
+    assert run_doctor(environment, clone=bare).stderr.startswith("error: python: no Python 3.9 or later")
+    assert not [p for p in processes.processes() if str(tools) in p.command]
+
+
+def test_what_a_check_started_ends_with_the_doctor(clean):
+    code = """
+import functools, subprocess, doctor
+from checks.registry import Check
+def hangs(case):
+    child = subprocess.Popen(["sh", "-c", "sleep 600; true"])
+    print(child.pid, flush=True)
+    child.wait()
+doctor.CHECKS = (Check("hangs", hangs),)
+doctor.examine_all = functools.partial(doctor.examine_all, limit_s=2)
+doctor.main()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=clean | {"PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, timeout=100
+    )
+    pid, *lines = done.stdout.splitlines()
+    assert "no answer within 2 s" in lines[0], done
+    assert not [p for p in processes.processes() if int(pid) in (p.pid, p.parent) and p.state != "Z"]
+
+
+def test_closed_streams_are_no_traceback(clean):
+    def closed(how):
+        command = ["bash", "-c", f'"$0" doctor --stage setup {how}', str(ROOT / "scripts" / "run.sh")]
+        return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
+
+    done = closed(">&-")
+    assert done.returncode == 1 and done.stderr == "error: stdout is closed; send it to a file or to /dev/null\n"
+    done = closed("2>&-")
+    assert done.stdout.splitlines()[-1].startswith("doctor: "), done
+
+
+def test_an_older_python_runs_it_before_the_set_up(clean, bare):
+    candidates = [shutil.which("python3.9"), *sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3"))]
+    runs = [p for p in candidates if p and subprocess.run([p, "-c", ""], capture_output=True).returncode == 0]
+    if not runs:
+        pytest.skip("no Python 3.9 here")
+    rows = Path(clean["DATA_ROOT"]) / "nemo-gym" / "workplace_assistant_example.jsonl"
+    rows.parent.mkdir(parents=True)
+    rows.write_text("{}\n")
+    done = subprocess.run(
+        [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json"],
+        env=clean, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.stderr == ""
+    lines = {line["check"]: line["what"] for line in json.loads(done.stdout)["checks"]}
+    assert not [what for what in lines.values() if what.startswith("not looked at: ")], lines
+    assert "not those pinned" in lines["task rows"]
+
+
+def test_rows_are_looked_at_without_what_python_3_11_brought(tmp_path, monkeypatch):
+    monkeypatch.delattr(hashlib, "file_digest", raising=False)
+    (tmp_path / "rows").write_text("x")
+    assert common_files.sha256_of(tmp_path / "rows") == hashlib.sha256(b"x").hexdigest()
+    assert common_files.sha256_of(tmp_path / "none") is None
+
+
+# --- before the set-up -----------------------------------------------------------------------
+
+SET_UP = 77
+
+
+@pytest.fixture
+def first_start(clean, bare):
+    """Call a stage of a bare clone, whose set-up ends with SET_UP instead of making anything."""
+    (bare / "scripts" / "setup.sh").write_text(f"#!/bin/sh\nexit {SET_UP}\n")
+
+    def start(name, *arguments, **changes):
+        command = [str(bare / "scripts" / "run.sh"), name, *arguments]
+        return subprocess.run(command, env=clean | changes, capture_output=True, text=True, timeout=100)
+
+    return start
+
+
+@pytest.mark.parametrize("name", ["smoke", "gym_up"])
+def test_ports_that_cannot_be_had_are_refused_before_the_set_up(first_start, clean, name):
+    base = int(clean["GYM_BASE_PORT"])
+
+    def refused(**changes):
+        done = first_start(name, **changes)
+        assert done.returncode in (1, 2) and done.stdout == "", done
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert "GYM_BASE_PORT='70000' is outside" in refused(GYM_BASE_PORT="70000")
+    assert "the graph's own" in refused(GYM_RAY_PORT=str(base + 150))
+    with socket.create_server(("127.0.0.1", base + 2)):
+        assert f"port {base + 2} taken by process {os.getpid()}" in refused()
+
+
+def test_any_stage_refuses_a_variable_before_the_set_up(first_start):
+    assert "LIMIT='many' is not a whole number" in first_start("prepare_data", LIMIT="many").stderr
+
+
+@pytest.mark.parametrize(("name", "place"), [("prepare_data", "DATA_ROOT"), ("fetch_model", "MODEL_DIR")])
+def test_a_folder_without_room_is_refused_before_the_set_up(first_start, name, place):
+    done = first_start(name, **{place: "/proc"})
+    assert done.returncode == 1 and f"set {place} to" in done.stderr, done
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("nonsense", "holds 'nonsense', which is none of kill-"), (",", "names nothing")]
+)
+def test_faults_that_there_are_not_are_refused_before_the_set_up(first_start, text, words):
+    done = first_start("faults", FAULTS=text)
+    assert done.returncode == 2 and f"FAULTS={text!r} {words}" in done.stderr
+
+
+def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start):
+    for done in (first_start("smoke"), first_start("gym_up", "--gym-base-port", "29000", GYM_BASE_PORT="70000")):
+        assert (done.returncode, done.stdout, done.stderr) == (SET_UP, "", "")
+
+
+def test_a_machine_without_python_is_the_set_ups_to_judge(first_start, no_python):
+    assert first_start("smoke", **no_python[0], LIMIT="many").returncode == SET_UP
+
+
+def test_a_smoke_elsewhere_needs_no_ports_here(tmp_path):
+    base = free_base()
+    with socket.create_server(("127.0.0.1", base)):
+        texts = {"GYM_BASE_PORT": base, "GYM_RAY_PORT": base + 200}
+        registry.at_start("smoke", case_of(tmp_path, RAY_ADDRESS="h:6379", GYM_HOST=NOWHERE, **texts).settings)
+        with pytest.raises(Failure, match=f"ports: port {base} taken"):
+            registry.at_start("smoke", case_of(tmp_path, GYM_HOST=NOWHERE, **texts).settings)
+    with socket.create_server(("127.0.0.1", base + 100)):
+        registry.at_start("gym-up", case_of(tmp_path, **texts).settings)

@@ -1,0 +1,342 @@
+"""The agent command as the trainer starts it: a process with variables, against a scripted Gateway."""
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from common import settings
+from gateway import client
+from support.scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
+
+CLIENT = Path(__file__).resolve().parents[3] / "scripts" / "session_client.py"
+SESSION_ID = "session-id-that-nobody-may-see"
+TOKEN = "token-that-nobody-may-see"
+INPUT = {"messages": [{"role": "user", "content": "Réply"}], "metadata": {"id": 7, "tools": []}}
+DEAD_PROXY = "http://127.0.0.1:9"
+
+
+class Sample:
+    """One sample's folder and variables, and the client process in it."""
+
+    def __init__(self, folder):
+        self.folder, self.output = folder, folder / "out" / "result.json"
+        self.output.parent.mkdir()
+        self.input = folder / "input.json"
+        self.input.write_text(json.dumps(INPUT), encoding="utf-8")
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_", "GYM_", "RELAX_"))}
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"), DEAD_PROXY)
+        relax = {
+            "RELAX_INPUT_JSON": str(self.input),
+            "RELAX_OUTPUT_JSON": str(self.output),
+            "RELAX_SESSION_IO_DIR": str(folder),
+            "RELAX_BASE_URL": "http://10.0.0.5:8000/agentic_api",
+            "RELAX_SESSION_ID": SESSION_ID,
+            "RELAX_ROLLOUT_MODE": "train",
+            "RELAX_GROUP_ID": "group-3",
+        }
+        tuning = {"NEMO_GYM_RETRY_BACKOFF_S": "0.05", "NEMO_GYM_LEASE_S": "3", "GATEWAY_TOKEN": TOKEN}
+        self.variables = ours | proxies | relax | tuning
+        self.process = None
+
+    def start(self, url, **variables):
+        environment = self.variables | {"NEMO_GYM_URL": url} | variables
+        environment = {name: value for name, value in environment.items() if value is not None}
+        command = [sys.executable, str(CLIENT)]
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return self
+
+    def end(self, timeout=30):
+        """(exit status, stderr line, output or None), after the checks that hold for every end."""
+        out, err = self.process.communicate(timeout=timeout)
+        text = err.decode()
+        assert out == b"" and text.count("\n") <= 1 and "Traceback" not in text
+        assert SESSION_ID not in text and TOKEN not in text
+        left = os.listdir(self.output.parent)
+        assert left == ([self.output.name] if self.process.returncode == 0 else [])
+        return self.process.returncode, text, json.loads(self.output.read_text()) if left else None
+
+    def run(self, gateway, **variables):
+        return self.start(gateway.url, **variables).end()
+
+
+@pytest.fixture
+def sample(tmp_path):
+    one = Sample(tmp_path)
+    yield one
+    if one.process and one.process.poll() is None:
+        one.process.kill()
+        one.process.communicate()
+
+
+def trial_id(sample):
+    return "relax-" + hashlib.sha256(f"{sample.folder}\0{SESSION_ID}\0{1}".encode()).hexdigest()
+
+
+def test_writes_the_reward_and_what_the_gateway_said(sample):
+    with ScriptedGateway(get=[RUNNING, snapshot(reward=0.5)]) as gateway:
+        status, err, output = sample.run(gateway)
+    metrics = RUNNING[1]["metrics"]
+    kept = {"request_id": trial_id(sample), "status": "completed", "metrics": metrics, "error": None}
+    assert (status, err, output) == (0, "", {"reward": 0.5, "metadata": {"nemo_gym": kept}})
+
+
+def test_create_payload_is_the_protocols(sample):
+    with ScriptedGateway() as gateway:
+        assert sample.run(gateway, NEMO_GYM_DEADLINE_S="30", RELAX_ROLLOUT_MODE="eval")[0] == 0
+    (create,) = gateway.seen("create")
+    assert create.path == "/v1/trials" and create.headers["Authorization"] == f"Bearer {TOKEN}"
+    assert json.loads(create.body) == {
+        "protocol_version": "relax-nemo-gym/v1",
+        "request_id": trial_id(sample),
+        "session": {"session_id": SESSION_ID, "group_id": "group-3", "rollout_mode": "eval", "attempt": 1},
+        "environment": {"name": "workplace_assistant", "config": "workplace-assistant-v1", "task": INPUT},
+        "model_endpoint": {"base_url": "http://10.0.0.5:8000/agentic_api", "api_key": SESSION_ID, "model": "model"},
+        "generation": {"responses_create_params": {}, "sampling_params": {}},
+        "interrupt_policy": "protected",
+        "deadline_s": 30,
+        "lease_s": 3,
+        "metadata": {},
+    }
+    assert gateway.seen("get")[0].path.startswith(f"/v1/trials/{trial_id(sample)}?wait_s=")
+
+
+def test_base_path_of_the_url_is_kept_and_no_token_is_sent_unset(sample):
+    with ScriptedGateway() as gateway:
+        assert sample.start(gateway.url + "/behind/it/", GATEWAY_TOKEN=None).end()[0] == 0
+    assert [request.path.startswith("/behind/it/v1/trials") for request in gateway.requests] == [True, True]
+    assert "Authorization" not in gateway.requests[0].headers
+
+
+@pytest.mark.parametrize("reward", [0.0, 1, -2.5])
+def test_truncated_with_a_reward_is_a_result(sample, reward):
+    with ScriptedGateway(get=[snapshot("truncated", reward, {"code": "too_many_calls"})]) as gateway:
+        status, _, output = sample.run(gateway)
+    assert status == 0 and output["reward"] == reward
+    assert output["metadata"]["nemo_gym"]["error"] == {"code": "too_many_calls"}
+
+
+@pytest.mark.parametrize(
+    ("end", "reward", "code"),
+    [
+        ("truncated", None, "deadline_exceeded"),
+        ("aborted", None, "lease_expired"),
+        ("failed", None, "agent_error"),
+        ("failed", None, "gateway_restarted"),
+        ("failed", 0.0, "cleanup_failed"),
+        ("completed", True, "reward_is_no_number"),
+        ("completed", "1.0", "reward_is_no_number"),
+    ],
+)
+def test_an_end_without_a_reward_writes_nothing_and_says_why(sample, end, reward, code):
+    error = {"code": code, "cause": f"refused by http://10.0.0.5 for {SESSION_ID}"}
+    with ScriptedGateway(get=[snapshot(end, reward, error)]) as gateway:
+        status, err, _ = sample.run(gateway)
+    assert status == 1 and end in err and code in err and "refused by http://10.0.0.5" in err
+    assert not gateway.seen("abort")
+
+
+@pytest.mark.parametrize("text", [b'{"status": "completed", "reward": NaN}', b'{"status": "completed", "rew', b"[1]"])
+def test_an_answer_that_is_no_snapshot_ends_it(sample, text):
+    with ScriptedGateway(get=[(200, text, {})]) as gateway:
+        status, err, _ = sample.run(gateway)
+    assert status == 1 and "no JSON object" in err
+
+
+def test_retries_send_the_same_create_again(sample):
+    answers = [500, DROP, fault(503, "not_ready"), 408, fault(429, "queue_full"), (202, RUNNING[1], {})]
+    with ScriptedGateway(create=answers) as gateway:
+        assert sample.run(gateway)[0] == 0
+    assert len(gateway.seen("create")) == 6
+    assert len({request.body for request in gateway.seen("create")}) == 1
+
+
+def test_retry_after_is_honoured(sample):
+    with ScriptedGateway(create=[fault(429, "queue_full", Retry_After=1), (202, RUNNING[1], {})]) as gateway:
+        assert sample.run(gateway)[0] == 0
+    first, second = gateway.seen("create")
+    assert second.time - first.time >= 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 409, 413, 422, 302])
+def test_a_refused_create_ends_at_once_with_the_gateways_words(sample, status):
+    refusal = fault(status, "not_allowed", f"model_endpoint.base_url\nis off {SESSION_ID} {TOKEN}", Location="/x")
+    with ScriptedGateway(create=[refusal]) as gateway:
+        code, err, _ = sample.run(gateway)
+    assert code == 1 and f"{status} not_allowed model_endpoint.base_url is off" in err
+    assert [request.route for request in gateway.requests] == ["create"]
+
+
+@pytest.mark.parametrize(("status", "cure"), [(413, "raise GATEWAY_MAX_BODY_BYTES"), (422, "mend that field")])
+def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(sample, status, cure):
+    with ScriptedGateway(create=[fault(status, "not_taken")]) as gateway:
+        _, err, _ = sample.run(gateway)
+    assert f"the Gateway answered {status} not_taken no; {cure}" in err and "in the row of id 7" in err
+
+
+def test_a_trial_that_the_gateway_no_longer_knows_ends_it(sample):
+    with ScriptedGateway(get=[fault(404, "unknown_trial")]) as gateway:
+        status, err, _ = sample.run(gateway)
+    assert status == 1 and "404 unknown_trial" in err and len(gateway.seen("get")) == 1
+
+
+def test_tries_are_bounded_and_the_trial_is_aborted(sample):
+    with ScriptedGateway(get=[fault(500, "internal")]) as gateway:
+        status, err, _ = sample.run(gateway, NEMO_GYM_MAX_RETRIES="3")
+    assert status == 1 and "500 internal" in err
+    assert len(gateway.seen("get")) == 3 and len(gateway.seen("abort")) == 1
+
+
+def test_a_gateway_that_never_was_there_gets_the_startup_time(sample):
+    with ScriptedGateway() as gateway:
+        pass
+    begun = time.monotonic()
+    status, err, _ = sample.run(gateway, NEMO_GYM_STARTUP_TIMEOUT_S="1")
+    assert status == 1 and f"127.0.0.1:{gateway.port}" in err and "make gym-up" in err
+    assert 0.5 < time.monotonic() - begun < 3
+
+
+def test_rides_out_a_gateway_restart(sample):
+    with ScriptedGateway(get=[Hold(0.2, RUNNING), DROP, Hold(0.1, RUNNING), snapshot()]) as gateway:
+        sample.start(gateway.url, NEMO_GYM_STARTUP_TIMEOUT_S="0.5")
+        gateway.wait_for("get", 2)
+        gateway.go()
+        time.sleep(2)
+        assert sample.process.poll() is None, sample.end()
+        gateway.come()
+        assert sample.end()[0] == 0
+    assert len(gateway.seen("create")) == 1
+
+
+def test_comes_up_before_its_gateway(sample):
+    with ScriptedGateway() as gateway:
+        gateway.go()
+        sample.start(gateway.url)
+        threading.Timer(1, gateway.come).start()
+        assert sample.end()[0] == 0
+
+
+def test_renews_every_third_of_the_lease_even_when_polls_fail(sample):
+    polls = [Hold(0.4, RUNNING), 503, RUNNING, RUNNING, Hold(0.5, RUNNING), RUNNING, RUNNING, RUNNING, snapshot()]
+    with ScriptedGateway(get=polls, renew=[500, 204]) as gateway:
+        assert sample.run(gateway)[0] == 0
+    taken = gateway.requests[-1].time - gateway.requests[0].time
+    renewals = [request.time for request in gateway.seen("renew")]
+    gaps = [later - earlier for earlier, later in zip(renewals, renewals[1:], strict=False)]
+    assert taken > 3 and len(renewals) >= taken / 1.6 - 1
+    # The second follows a refused one; after it a third of the lease lies between two.
+    assert all(0.9 < gap < 1.7 for gap in gaps[1:]) and gaps[0] < 1.7
+
+
+def test_a_long_poll_ends_before_the_next_renewal(sample):
+    with ScriptedGateway() as gateway:
+        assert sample.run(gateway, NEMO_GYM_LEASE_S="60")[0] == 0
+    assert gateway.seen("get")[0].path.endswith("?wait_s=19")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("route", ["create", "get"])
+def test_a_signal_aborts_the_trial_also_while_blocked(sample, name, code, route):
+    with ScriptedGateway(**{route: [Hold(20, RUNNING)]}, abort=[Hold(30, RUNNING)]) as gateway:
+        sample.start(gateway.url)
+        gateway.wait_for(route)
+        begun = time.monotonic()
+        sample.process.send_signal(getattr(signal, name))
+        gateway.wait_for("abort")
+        sample.process.send_signal(signal.SIGTERM)
+        status, err, _ = sample.end()
+    assert status == code and name in err and time.monotonic() - begun < 4
+    assert gateway.seen("abort")[0].path == f"/v1/trials/{trial_id(sample)}/abort"
+
+
+def test_a_signal_while_the_gateway_is_away_ends_it_in_time(sample):
+    with ScriptedGateway(get=[DROP]) as gateway:
+        sample.start(gateway.url)
+        gateway.wait_for("get")
+        gateway.go()
+        time.sleep(0.3)
+        sample.process.send_signal(signal.SIGTERM)
+        assert sample.end(timeout=4)[0] == 143
+
+
+@pytest.mark.parametrize("name", ["INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSION_ID", "GROUP_ID"])
+def test_a_missing_variable_is_named(sample, name):
+    with ScriptedGateway() as gateway:
+        status, err, _ = sample.run(gateway, **{f"RELAX_{name}": None})
+    assert status == 2 and f"RELAX_{name} is not set" in err and not gateway.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RELAX_ROLLOUT_MODE", "test"),
+        ("RELAX_BASE_URL", "10.0.0.5:8000"),
+        ("RELAX_SESSION_ID", f"{SESSION_ID}\r\nX: y"),
+        ("NEMO_GYM_LEASE_S", "soon"),
+        ("NEMO_GYM_URL", "http://[::1"),
+    ],
+)
+def test_a_malformed_variable_is_named(sample, name, value):
+    with ScriptedGateway() as gateway:
+        status, err, _ = sample.run(gateway, **{name: value})
+    assert status == 2 and name in err and not gateway.requests
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"messages": []}',
+        b'{"messages": "hi"}',
+        b'{"messages": [1], "metadata": 3}',
+        b'{"messages": [NaN]}',
+        b'{"messages": [1e999]}',
+        b"[" * 200000,
+    ],
+)
+def test_an_unusable_input_file_is_named(sample, text):
+    sample.input.write_bytes(text)
+    with ScriptedGateway() as gateway:
+        status, err, _ = sample.run(gateway)
+    assert status == 2 and f"RELAX_INPUT_JSON: {sample.input}" in err and not gateway.requests
+
+
+def test_an_input_that_is_not_there_and_an_output_that_cannot_be(sample):
+    with ScriptedGateway() as gateway:
+        assert sample.run(gateway, RELAX_INPUT_JSON="/nowhere/in.json")[0] == 2
+        status, err, _ = sample.run(gateway, RELAX_OUTPUT_JSON="/nowhere/out.json")
+    assert status == 1 and "RELAX_OUTPUT_JSON: /nowhere/out.json" in err
+
+
+def test_variables_of_others_do_not_disturb_it(sample):
+    with ScriptedGateway() as gateway:
+        theirs = {"LIMIT": "none", "SPLIT": "a", "GATEWAY_SERVICE_HOST": "10.1.1.1", "MODEL": ""}
+        assert sample.run(gateway, **theirs)[0] == 0
+
+
+def test_help():
+    told = subprocess.run([sys.executable, str(CLIENT), "--help"], capture_output=True, text=True, timeout=20)
+    assert told.returncode == 0 and "RELAX_INPUT_JSON" in told.stdout
+
+
+def test_a_connection_that_is_reset_before_it_stands_is_tried_again(monkeypatch):
+    """A Gateway that ends resets those whom it has not yet accepted."""
+
+    def reset(*_):
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", reset)
+    gateway = client.Gateway(settings.load({"NEMO_GYM_URL": "http://127.0.0.1:9"}))
+    with pytest.raises(client.Unavailable, match="reset by peer"):
+        gateway.exchange("GET", "/readyz")

@@ -1,0 +1,345 @@
+"""What `make train` refuses before anything is submitted, and the exits of its submission; no Ray."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from cluster import jobs as ray_jobs
+from support.scripted_dashboard import ScriptedDashboard
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "scripts"
+STANDIN = ROOT / "tests" / "train" / "standin"
+READY = {"ready": True, "service_epoch": "e1", "gym_commit": "c", "environment": {"tree": "t"}}
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        data = json.dumps(self.server.answer).encode()
+        self.send_response(200 if self.server.answer.get("ready") else 503)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def gateways():
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Ready) for _ in range(2)]
+    for server in servers:
+        server.answer = dict(READY)
+        server.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield servers
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def dashboard():
+    with ScriptedDashboard() as server:
+        yield server
+
+
+def make_place(folder, rows=3):
+    """Everything a plan needs, in a folder."""
+    row = {
+        "id": 1,
+        "category": "c",
+        "environment_name": "workplace_assistant",
+        "ground_truth": [],
+        "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
+    }
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    shutil.copytree(STANDIN, folder / "relax")
+    model = folder / "models" / "Qwen3-4B"
+    model.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+
+
+@pytest.fixture
+def place(tmp_path):
+    make_place(tmp_path)
+    return tmp_path
+
+
+def variables(place, gateways, dashboard, **changes):
+    kept = {name: text for name, text in os.environ.items() if name not in ("RAY_NO_WAIT", "WORKING_DIR")}
+    return (
+        kept
+        | {
+            "NEMO_GYM_SOURCE_DATA": str(place / "rows.jsonl"),
+            "RELAX_ROOT": str(place / "relax"),
+            "RELAX_PYTHON": sys.executable,
+            "MODEL_DIR": str(place / "models"),
+            "EXP_DIR": str(place / "exp"),
+            "RUN_DIR": str(place / "run"),
+            "NEMO_GYM_URL": gateways[0].url,
+            "RAY_ADDRESS": "127.0.0.1:6379",
+            "RAY_DASHBOARD_ADDRESS": dashboard.url,
+        }
+        | changes
+    )
+
+
+def train(environment, script="train.py"):
+    command = [sys.executable, str(SCRIPTS / script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_dry_run_prints_the_plan_and_writes_the_submission(place, gateways, dashboard):
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1", LIMIT="2", GATEWAY_TOKEN="never-show-me"))
+    assert done.returncode == 0, done.stderr
+    for words in (
+        f"dashboard {dashboard.url}",
+        "10.0.0.5 (head): 0 of 0 GPUs free",
+        "10.0.0.6: 8 of 8 GPUs free",
+        "8 asked, 8 free",
+        f"2 of {place}/rows.jsonl, sha256",
+        "2 of 1 rows x 4 samples, 4 samples a step; 8 samples in all",
+        f"bash {place}/relax/scripts/entrypoint/ray-job.sh {SCRIPTS}/run-qwen3-4B-8xgpu.sh",
+        f"{gateways[0].url} ready",
+    ):
+        assert words in done.stdout, words
+    text = (place / "run" / "train" / "submission.json").read_text()
+    job = json.loads(text)["job"]
+    assert "-m relax.entrypoints.train --swiglu --num-layers 36" in job["entrypoint"]
+    assert "--rollout-max-context-len 8192" in job["entrypoint"] and "--limit 2" in job["entrypoint"]
+    assert job["runtime_env"]["py_executable"] == sys.executable
+    assert "never-show-me" not in text + done.stdout
+    assert not dashboard.submitted and not (place / "exp").exists()
+
+
+def test_all_faults_are_named_at_once(place, gateways, dashboard):
+    shutil.rmtree(place / "relax" / "scripts" / "models")
+    (place / "models" / "Qwen3-4B" / "tokenizer.json").write_text("")
+    gateways[0].answer["ready"] = False
+    dashboard.gpus["worker"] = "4.0/8.0 GPU"
+    dashboard.jobs["other"] = {"submission_id": "other", "status": "RUNNING", "entrypoint": "python else.py"}
+    changes = {"NEMO_GYM_GLOBAL_BATCH_SIZE": "3", "RAY_NO_WAIT": "1", "WORKING_DIR": "/x"}
+    done = train(variables(place, gateways, dashboard, **changes))
+    assert done.returncode == 1
+    for words in (
+        "RAY_NO_WAIT is set; the job is followed in the foreground",
+        "WORKING_DIR is set",
+        "global-batch-size 3 does not divide",
+        "scripts/models/qwen3-4B.sh: not there; set RELAX_ROOT to a checkout, or make relax",
+        "Qwen3-4B/tokenizer.json: not there or empty; set MODEL_DIR, or make model",
+        f"{gateways[0].url}/readyz: not ready; make gym-up",
+        "8 GPUs asked, 8 of them on one node; free: 10.0.0.5 (head): 0 of 0 GPUs free; 10.0.0.6: 4 of 8",
+        "1 job(s) run on 127.0.0.1:6379, which the trainer's entrypoint would stop: other RUNNING: python else.py",
+    ):
+        assert words in done.stderr, words
+    assert not dashboard.submitted
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RAY_ADDRESS": ""}, "RAY_ADDRESS is empty; set it to the cluster's <head>:6379, or make ray-up"),
+        ({"RAY_ADDRESS": "http://x"}, "is not <head>:<port>"),
+        ({"RAY_ADDRESS": "10.9.9.9:6379"}, "means each node itself on the cluster at 10.9.9.9; set GYM_HOST"),
+        ({"RAY_DASHBOARD_ADDRESS": "http://127.0.0.1:9"}, "Ray's dashboard does not answer"),
+        ({"NEMO_GYM_SOURCE_DATA": "/nowhere.jsonl"}, "/nowhere.jsonl: No such file"),
+        ({"LIMIT": "x"}, "environment: LIMIT='x' is not a whole number"),
+    ],
+)
+def test_what_is_refused_by_itself(place, gateways, dashboard, changes, said):
+    done = train(variables(place, gateways, dashboard, **changes))
+    assert done.returncode in (1, 2) and said in done.stderr, done.stderr
+    assert not dashboard.submitted
+
+
+def test_gateways_of_two_environments_are_refused(place, gateways, dashboard):
+    both = ",".join(server.url for server in gateways)
+    done = train(variables(place, gateways, dashboard, GYM_URLS=both, DRY_RUN="1"))
+    assert done.returncode == 0 and done.stdout.count("ready, c") == 2
+    gateways[1].answer["environment"] = {"tree": "other"}
+    done = train(variables(place, gateways, dashboard, GYM_URLS=both, DRY_RUN="1"))
+    assert done.returncode == 1 and "not the same environment; a reward must mean the same" in done.stderr
+
+
+def test_a_busy_cluster_is_taken_over_only_by_force(place, gateways, dashboard):
+    dashboard.gpus["worker"] = "8.0/8.0 GPU"
+    dashboard.jobs["other"] = {"submission_id": "other", "status": "PENDING", "entrypoint": "x"}
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1", FORCE="1"))
+    assert done.returncode == 0 and "8 asked, 8 in all" in done.stdout
+    assert "running:      other PENDING: x" in done.stdout
+
+
+def test_our_own_looks_at_nodes_are_no_running_jobs(place, gateways, dashboard):
+    passing = {"submission_id": "check-1", "status": "RUNNING", "entrypoint": "x", "metadata": {ray_jobs.PASSING: "1"}}
+    dashboard.jobs["check-1"] = passing
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
+    assert done.returncode == 0 and "check-1" not in done.stdout, done.stderr
+
+
+def test_gpus_of_a_job_that_just_ended_are_waited_for(place, gateways, dashboard):
+    dashboard.gpus["worker"] = "8.0/8.0 GPU"
+    threading.Timer(4, lambda: dashboard.gpus.update(worker="0.0/8.0 GPU")).start()
+    done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
+    assert done.returncode == 0 and "8 asked, 8 free" in done.stdout, done.stderr
+
+
+# --- what the nodes tell, and the entrypoint -----------------------------------------------
+
+
+def test_what_a_node_lacks_is_named_with_the_node_and_nothing_is_submitted(place, gateways, dashboard):
+    dashboard.looked |= {"nodes": {"10.0.0.5 (h)": [], "10.0.0.6 (w)": ["/x: No such file", "/y: other contents"]}}
+    dashboard.looked |= {"trials": ["http://g: its callback networks do not cover the trainer's address"]}
+    done = train(variables(place, gateways, dashboard))
+    assert done.returncode == 1 and done.stderr.splitlines()[-3:] == [
+        "error: node 10.0.0.6 (w): /x: No such file",
+        "error: node 10.0.0.6 (w): /y: other contents",
+        "error: http://g: its callback networks do not cover the trainer's address",
+    ]
+    assert not dashboard.submitted and os.listdir(place / "exp") == []
+    assert not ray_jobs.open_jobs(place / "run")
+
+
+def test_an_entrypoint_that_is_locked_is_said(place, gateways, dashboard):
+    done = train(variables(place, gateways, dashboard, STANDIN_LOCKED="1"))
+    assert done.returncode == 1 and "the trainer's entrypoint is locked by another submission" in done.stderr
+    assert "2 looked at in" in done.stdout and not dashboard.submitted
+
+
+def test_without_rows_the_budgets_are_shown_all_the_same(place, gateways, dashboard):
+    changes = {"NEMO_GYM_SOURCE_DATA": "", "DATA_ROOT": str(place / "none"), "LIMIT": "32"}
+    done = train(variables(place, gateways, dashboard, NEMO_GYM_GLOBAL_BATCH_SIZE="3", DRY_RUN="1", **changes))
+    assert done.returncode == 1
+    assert "not read; the figures below are for 32 of them" in done.stdout
+    assert "32 of 1 rows x 4 samples, 3 samples a step; 128 samples in all" in done.stdout
+    assert "workplace_assistant_train.jsonl: No such file or directory; make data SPLIT=train" in done.stderr
+    assert "global-batch-size 3 does not divide" in done.stderr
+
+
+# --- the run script and what it leads to ---------------------------------------------------
+
+
+def run_script(environment, *words):
+    command = ["bash", str(SCRIPTS / "run-qwen3-4B-8xgpu.sh"), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "MODEL_CONFIG_DIR is not set; the trainer's entrypoint sets it: make train"),
+        ({"MODEL_CONFIG_DIR": "/nowhere"}, "/nowhere/qwen3-4B.sh is not there"),
+        ({"MODEL_CONFIG_DIR": "/nowhere", "RAY_NO_WAIT": "1"}, "RAY_NO_WAIT is set"),
+        ({"MODEL_CONFIG_DIR": "/nowhere", "WORKING_DIR": "1"}, "WORKING_DIR is set"),
+        ({"MODEL_CONFIG_DIR": str(STANDIN / "scripts" / "models")}, "RUNTIME_ENV_JSON is not set; this runs under"),
+    ],
+)
+def test_the_run_script_refuses_to_run_outside_the_entrypoint(place, gateways, dashboard, changes, said):
+    done = run_script(variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable, **changes))
+    assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+def test_results_that_cannot_be_written_are_said_before_ray_hears_of_a_job(place, gateways, dashboard):
+    (place / "exp").write_text("a file")
+    entrypoint = place / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
+    environment = variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable)
+    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "EXP_DIR and RUN_DIR have to be writable" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not dashboard.submitted and not ray_jobs.open_jobs(place / "run")
+
+
+def test_a_model_without_arguments_is_refused(place, gateways, dashboard):
+    (place / "qwen3-4B.sh").write_text("MODEL_ARGS=()\n")
+    done = run_script(variables(place, gateways, dashboard, MODEL_CONFIG_DIR=str(place)))
+    assert done.returncode == 1 and "sets no MODEL_ARGS" in done.stderr
+
+
+# --- make stop -----------------------------------------------------------------------------
+
+
+def test_stop_confirms_each_job_and_forgets_it(place, gateways, dashboard):
+    environment = variables(place, gateways, dashboard, GYM_BASE_PORT="20900")
+    jobs = [ray_jobs.open_job(place / "run", ray_jobs.Dashboard(dashboard.url), "train") for _ in range(2)]
+    dashboard.jobs[jobs[0].id] = {"submission_id": jobs[0].id, "status": "RUNNING"}
+    done = train(environment, "stop.py")
+    assert done.returncode == 0, done.stderr
+    assert f"job {jobs[0].id}: STOPPED" in done.stdout and f"job {jobs[1].id}: unknown to Ray" in done.stdout
+    assert not ray_jobs.open_jobs(place / "run")
+
+
+def test_stop_says_which_job_may_still_run(place, gateways, dashboard, monkeypatch):
+    job = ray_jobs.open_job(place / "run", ray_jobs.Dashboard("http://127.0.0.1:9"), "train")
+    done = train(variables(place, gateways, dashboard, GYM_BASE_PORT="20900"), "stop.py")
+    assert done.returncode == 1 and f"job {job.id} may still run: http://127.0.0.1:9" in done.stderr
+    assert f"gone for good: rm -r {job.folder}\n" in done.stderr
+    assert "Stopped: nothing was running" in done.stdout
+    assert [each.id for each in ray_jobs.open_jobs(place / "run")] == [job.id]
+
+
+def test_a_stop_that_stops_nothing_is_said(dashboard, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "STOP_TIMEOUT_S", 1)
+    dashboard.after_stop = None
+    job = ray_jobs.open_job(tmp_path, ray_jobs.Dashboard(dashboard.url), "train", "/usr/bin/python3")
+    dashboard.jobs[job.id] = {"submission_id": job.id, "status": "RUNNING"}
+    with pytest.raises(ray_jobs.Failure, match="was told to stop and is still RUNNING after 1 s"):
+        job.stop()
+    [again] = ray_jobs.open_jobs(tmp_path)
+    assert (again.id, again.python, again.dashboard.url) == (job.id, "/usr/bin/python3", dashboard.url)
+
+
+# --- make relax ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(STANDIN, source)
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example.invalid"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    return source
+
+
+def relax(tmp_path, repository, **changes):
+    places = {"RELAX_ROOT": str(tmp_path / "relax"), "RELAX_URL": str(repository)}
+    return train(os.environ | places | changes, "fetch_relax.py")
+
+
+def test_a_checkout_is_cloned_once_and_named(tmp_path, repository):
+    done = relax(tmp_path, repository)
+    assert done.returncode == 0 and f"Trainer ready: {tmp_path}/relax at " in done.stdout, done.stderr
+    assert (tmp_path / "relax" / "scripts" / "entrypoint" / "ray-job.sh").is_file()
+    (tmp_path / "relax" / "mine").write_text("kept")
+    assert relax(tmp_path, repository, RELAX_URL="/nowhere").returncode == 0
+    assert (tmp_path / "relax" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RELAX_REF": "nope"}, ("git checkout: ", "; set RELAX_REF")),
+        ({"RELAX_URL": "/nowhere"}, ("git clone: ", "; check RELAX_URL")),
+    ],
+)
+def test_a_clone_that_fails_leaves_nothing_and_says_what_cures_it(tmp_path, repository, changes, said):
+    done = relax(tmp_path, repository, **changes)
+    assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
+    assert not list(tmp_path.glob("relax*"))
+
+
+def test_another_folder_is_no_checkout(tmp_path, repository):
+    (tmp_path / "relax").mkdir()
+    done = relax(tmp_path, repository)
+    assert done.returncode == 1 and "is no checkout of the trainer, it lacks scripts/entrypoint" in done.stderr
