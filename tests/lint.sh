@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the form of every file: ruff, shellcheck, shfmt, hadolint. On this machine, in
+# Checks the form of every file: ruff, pyright, shellcheck, shfmt, hadolint. On this machine, in
 # seconds once set up. Runs all checks, and names for each that fails the command that cures it.
 #
 #   tests/lint.sh
@@ -29,6 +29,7 @@ if [[ ${1:-} == --fix ]]; then
 fi
 check "make format, then mend what it left" ruff check --quiet .
 check "make format" ruff format --quiet --diff .
+check "mend the types named above" pyright --project tests/pyright.json
 check "mend the lines named above" shellcheck "${shell_files[@]}"
 check "make format" shfmt -d -i 4 -ci "${shell_files[@]}"
 if ((${#docker_files[@]})); then check "mend the lines named above" hadolint "${docker_files[@]}"; fi

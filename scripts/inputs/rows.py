@@ -7,10 +7,13 @@ of it; a row that is not fit to run is refused by its key, in a file by file and
 It does not look up whether a tool exists: the environment knows. Standard library only.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
 from pathlib import Path
+from typing import Any, TypedDict
 
 from common.failure import Failure
 
@@ -25,6 +28,16 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH = 64
 MAX_INT = 2**63 - 1
 TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", bool: "true or false"}
+
+
+class Row(TypedDict, total=False):
+    """A raw NeMo Gym task row; what else it holds is passed on."""
+
+    id: Any
+    category: str
+    environment_name: str
+    responses_create_params: dict[str, Any]
+    ground_truth: list[dict[str, Any]]
 
 
 class RowError(ValueError):

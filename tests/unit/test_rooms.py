@@ -1,38 +1,72 @@
-"""The house keeps its rule: a stage starts, a room is imported, and a room imports only rooms before it."""
+"""The house keeps its rule: a stage starts, a room is imported, and a room imports only the rooms before it."""
 
 import ast
+import re
+import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+from servers import graph
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 ORDER = (
-    {"common", "pages"}, {"policy", "cluster"}, {"inputs"}, {"servers"}, {"gateway"}, {"proofs"}, {"rollouts"},
-    {"learning", "training", "evaluation"}, {"checks", "reports"},
+    ("common", "pages"), ("policy", "cluster"), ("inputs",), ("servers",), ("gateway",), ("proofs",), ("rollouts",),
+    ("learning", "training", "evaluation"), ("checks", "reports"),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
-STAGES = {path.stem for path in SCRIPTS.glob("*.py")}
-# What must start on any Python, without packages: the session client and all that it imports.
-STANDARD_LIBRARY_ONLY = (
-    "session_client",
-    "gateway.client",
-    "gateway.trial_request",
-    "common.settings",
-    "common.failure",
-)
+FILES = {".".join(path.relative_to(SCRIPTS).with_suffix("").parts): path for path in sorted(SCRIPTS.rglob("*.py"))}
 
 
-def imports(path):
-    """[(module, whether inside a function)] that a file imports, `from room import file` as room.file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = set(tree.body)
-    found = []
-    for node in ast.walk(tree):
+def imports(name):
+    """Modules that a file imports anywhere, ours by room and file."""
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node not in top) for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found += [(f"{node.module}.{alias.name}", node not in top) for alias in node.names]
+            named = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (full if full in FILES else node.module for full in named)
+
+
+def reached(*names):
+    """All of our modules that these import, through others too."""
+    found, queue = set(), list(names)
+    while queue:
+        name = queue.pop()
+        found.add(name)
+        queue += [other for other in imports(name) if other in FILES and other not in found]
     return found
 
 
-def room_of(path):
-    return path.relative_to(SCRIPTS).parts[0] if path.parent != SCRIPTS else None
+@pytest.mark.parametrize("name", FILES)
+def test_no_file_imports_a_stage_and_a_room_only_rooms_before_it(name):
+    room = name.partition(".")[0]
+    for other in imports(name):
+        theirs = other.partition(".")[0]
+        assert "." in other or other not in FILES, f"{name} imports the stage {other}"
+        if theirs in RANK and "." in name and theirs != room:
+            assert RANK[theirs] < RANK[room], f"{name} imports {other}, a room after its own"
+
+
+def test_there_is_no_circle():
+    list(
+        TopologicalSorter({name: {other for other in imports(name) if other in FILES} for name in FILES}).static_order()
+    )
+
+
+def test_every_target_has_its_script():
+    for stage in re.findall(r"scripts/run\.sh (\w+)", (ROOT / "Makefile").read_text()):
+        assert stage in FILES, stage
+
+
+def test_the_session_client_needs_the_standard_library_alone():
+    for name in reached("session_client"):
+        packages = {other.partition(".")[0] for other in imports(name) if other not in FILES} - {"common", "gateway"}
+        assert packages <= sys.stdlib_module_names, name
+
+
+def test_the_graphs_code_is_all_that_its_processes_import():
+    rooms = {name.partition(".")[0] for name in reached("servers.supervise", "servers.head_server", "gateway.app")}
+    assert rooms <= set(graph.GRAPH_ROOMS)

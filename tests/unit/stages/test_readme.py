@@ -10,12 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from support import sample_plan  # noqa: E402
-
 from checks import registry  # noqa: E402 - this file runs alone too
 from checks.probe import Finding  # noqa: E402
 from common import settings  # noqa: E402
 from proofs import published  # noqa: E402
+from support import sample_plan  # noqa: E402
 
 README = ROOT / "README.md"
 WRITTEN = "written by `.venv/bin/python tests/unit/test_readme.py` -->\n"
