@@ -22,6 +22,8 @@ ASK_TIMEOUT_S = 3
 READYZ_TIMEOUT_S = 5
 ANSWER_LIMIT_BYTES = 1 << 22
 EXCERPT = 60
+# Host names that mean the machine itself.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(text: str) -> bool:
