@@ -160,7 +160,7 @@ class Endpoint:
         self.sampling, self.extra = sampling or {}, extra or {}
         self.http = _Http()
         self.http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # The environment's proxies cannot reach an endpoint on this machine.
+        # A proxy would look for the endpoint on its own machine.
         self.http.trust_env = urlsplit(url).hostname not in LOOPBACK
         # Set even without a key; requests would read a netrc otherwise.
         self.http.auth = self._authorize

@@ -34,6 +34,7 @@ KNOWN_ITEMS = frozenset({"message", "function_call", "function_call_output", "re
 # An object of the Responses API (a request, an answer, an item), and the items of a history or an output.
 Body = dict[str, Any]
 Items = list[Body]
+Headers = dict[str, str] | None
 
 
 class ModelError(Exception):
@@ -42,14 +43,7 @@ class ModelError(Exception):
     `kind` is the fault's type in the Gateway's names for faults of endpoints.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        headers: dict[str, str] | None = None,
-        again: bool = False,
-        kind: str = "status",
-    ):
+    def __init__(self, status: int, message: str, headers: Headers = None, again: bool = False, kind: str = "status"):
         super().__init__(message)
         self.status, self.message, self.headers, self.again = status, message, headers or {}, again
         self.kind = kind
