@@ -26,13 +26,11 @@ GONE_S = 10
 QUIET_S = 60
 
 
+Show = Callable[[str], object]
+
+
 def follow(
-    job: Job,
-    pending_timeout_s: float,
-    cpus: float,
-    show: Callable[[str], object],
-    tell: Callable[[str], object],
-    silence_s: float = SILENCE_S,
+    job: Job, pending_timeout_s: float, cpus: float, show: Show, tell: Show, silence_s: float = SILENCE_S
 ) -> dict[str, Any]:
     """Follow a submitted job to its terminal state; returns Ray's last record of it.
 
@@ -81,7 +79,7 @@ class LogReader:
     tenth of the time at most), and where the tail has been silent for QUIET_S.
     """
 
-    def __init__(self, job: Job, show: Callable[[str], object]):
+    def __init__(self, job: Job, show: Show):
         self.job, self.show = job, show
         self.tail: LogTail | None = None
         self.whole_due = self.tail_heard = 0.0

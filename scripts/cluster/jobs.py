@@ -95,12 +95,7 @@ class Job:
         return self._folder
 
     def submit(
-        self,
-        entrypoint: str,
-        variables: dict[str, str],
-        cpus: float,
-        runtime_env: dict[str, Any] | None = None,
-        passing: bool = False,
+        self, entrypoint: str, variables: dict[str, str], cpus: float, runtime_env: Any = None, passing: bool = False
     ) -> None:
         """Submit the job, `variables` on top of those of `runtime_env`. Raises Failure if Ray refuses it.
 
