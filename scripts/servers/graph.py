@@ -206,7 +206,7 @@ def wait_until_ready(graph, current):
 
 
 def head_answers(settings):
-    return net.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200
+    return net.ask(f"{settings.local_url('head')}/server_instances", timeout=2).status == 200
 
 
 def why_not(graph):
