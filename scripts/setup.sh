@@ -35,7 +35,7 @@ fail() {
 key_of() {
     case $1 in
         packages) cat "$LOCK" && pwd && readlink -f .venv/bin/python ;;
-        patches) cat patches/* ;;
+        patches) cat patches/*.patch patches/SHA256SUMS ;;
         tests) cat "$TEST_LOCK" ;;
     esac | sha256sum
 }

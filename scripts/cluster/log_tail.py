@@ -1,136 +1,76 @@
-"""A job's log as Ray's dashboard sends it while it grows: text frames of a WebSocket (RFC 6455).
+"""A job's log as it grows: the WebSocket of Ray's dashboard that follows a log.
 
-Ray hands out a log whole or through this tail; what is whole gets large. Guarantees: a read never
-waits; text that was read before is skipped when a tail begins anew; whatever goes wrong ends the
-tail, and its reader opens another. Nothing is sent but pongs. Standard library only: the trainer's
-image need not have a WebSocket client.
+Ray's other way is to send the whole log, which gets large.
+Guarantees:
+- a read never waits
+- a tail that starts anew skips the text that was read before
+- whatever goes wrong ends the tail, and its reader opens another
+- a Python without aiohttp has no tail
 """
 
-import base64
-import os
-import secrets
-import socket
-import ssl
-import struct
-from urllib.parse import urlsplit
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from contextlib import suppress
+
+try:
+    import aiohttp
+except ImportError:
+    aiohttp = None
 
 CONNECT_S = 5
-TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
-# More than a dashboard's greeting and one frame take; a longer one is no tail of a log.
-GREETING_BYTES = 65536
-FRAME_BYTES = 64 << 20
+MESSAGE_BYTES = 64 << 20
 
 
 class LogTail:
-    """One connection; `read` gives what came beyond the first `skip` characters, `ended` tells that no more will."""
+    """One connection; `read` gives the text beyond the first `skip` characters, `ended` says that no more will come.
 
-    def __init__(self, stream, received, skip):
-        self.stream, self.received, self.skip = stream, received, skip
-        self.parts, self.ended = [], False
+    A thread of its own receives, since an exception that a signal raises in an event loop's callback is lost.
+    """
+
+    def __init__(self, skip: int):
+        self.skip, self.ended = skip, False
+        self._texts: deque[str] = deque()
+        self._settled = threading.Event()
 
     @classmethod
-    def open(cls, url, path, skip=0):
-        """Ask the dashboard at `url` for the tail at `path`; None if it gives none."""
-        try:
-            return cls(*_greeted(url, path), skip)
-        except (OSError, ValueError):
+    def open(cls, url: str, path: str, skip: int = 0) -> LogTail | None:
+        """The tail at `path` of the dashboard at `url`; None if it gives none."""
+        if aiohttp is None:
             return None
+        tail = cls(skip)
+        threading.Thread(target=asyncio.run, args=[tail._receive(url + path)], daemon=True).start()
+        tail._settled.wait()
+        return None if tail.ended else tail
 
-    def read(self):
+    def read(self) -> str:
         """The text that has come since the last read; "" if none has."""
-        self._receive()
-        text = ""
-        try:
-            while frame := self._frame():
-                text += self._take(*frame)
-        except (OSError, ValueError):
-            self.ended = True
-        if self.ended:
-            self.close()
+        text = "".join(self._texts.popleft() for _ in range(len(self._texts)))
         skipped = min(self.skip, len(text))
         self.skip -= skipped
         return text[skipped:]
 
-    def close(self):
-        self.stream.close()
+    def close(self) -> None:
+        """End the connection; the thread ends with it."""
+        with suppress(RuntimeError):  # the thread has closed its loop
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _receive(self):
+    async def _receive(self, url):
+        self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert aiohttp and task
+        self._task = task
         try:
-            while data := self.stream.recv(1 << 16):
-                self.received += data
-            self.ended = True
-        except (BlockingIOError, ssl.SSLWantReadError):
+            async with aiohttp.ClientSession() as session:
+                connecting = session.ws_connect(url, max_msg_size=MESSAGE_BYTES)
+                socket = await asyncio.wait_for(connecting, CONNECT_S)
+                self._settled.set()
+                async for message in socket:
+                    if message.type is aiohttp.WSMsgType.TEXT:
+                        self._texts.append(message.data)
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError):
             pass
-        except OSError:
+        finally:
             self.ended = True
-
-    def _frame(self):
-        """(opcode, whether it is a message's last, payload) of the next whole frame; None if there is none yet."""
-        if len(self.received) < 2:
-            return None
-        size, start = self.received[1] & 0x7F, 2
-        if size > 125:
-            start = 4 if size == 126 else 10
-            if len(self.received) < start:
-                return None
-            size = struct.unpack(">H" if start == 4 else ">Q", self.received[2:start])[0]
-        if size > FRAME_BYTES:
-            raise ValueError("no frame of a log")
-        if len(self.received) < start + size:
-            return None
-        first, payload = self.received[0], bytes(self.received[start : start + size])
-        del self.received[: start + size]
-        return first & 0x0F, bool(first & 0x80), payload
-
-    def _take(self, opcode, last, payload):
-        if opcode == CLOSE:
-            self.ended = True
-        elif opcode == PING:
-            self.stream.sendall(_masked(PONG, payload))
-        elif opcode in (0, TEXT):
-            self.parts.append(payload)
-            if last:
-                whole, self.parts = b"".join(self.parts), []
-                return whole.decode("utf-8", "replace")
-        return ""
-
-
-def _masked(opcode, payload):
-    """A frame of at most 125 bytes as a client sends it."""
-    mask = os.urandom(4)
-    hidden = bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
-    return bytes([0x80 | opcode, 0x80 | len(payload)]) + mask + hidden
-
-
-def _greeted(url, path):
-    """(socket that no longer waits, bytes that came after the greeting). Raises OSError or ValueError."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    stream = socket.create_connection((parts.hostname, port), CONNECT_S)
-    try:
-        if parts.scheme == "https":
-            stream = ssl.create_default_context().wrap_socket(stream, server_hostname=parts.hostname)
-        key = base64.b64encode(secrets.token_bytes(16)).decode()
-        lines = (
-            f"GET {parts.path.rstrip('/')}{path} HTTP/1.1",
-            f"Host: {parts.netloc.rpartition('@')[2]}",
-            "Connection: Upgrade",
-            "Upgrade: websocket",
-            "Sec-WebSocket-Version: 13",
-            f"Sec-WebSocket-Key: {key}",
-        )
-        stream.sendall("\r\n".join((*lines, "", "")).encode())
-        received = bytearray()
-        while b"\r\n\r\n" not in received and len(received) < GREETING_BYTES:
-            data = stream.recv(4096)
-            if not data:
-                break
-            received += data
-        head, _, rest = bytes(received).partition(b"\r\n\r\n")
-        if head.split(b" ")[1:2] != [b"101"]:
-            raise ValueError("no tail there")
-        stream.setblocking(False)
-    except BaseException:
-        stream.close()
-        raise
-    return stream, bytearray(rest)
+            self._settled.set()

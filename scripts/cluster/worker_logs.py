@@ -1,13 +1,16 @@
-"""The ends of a job's workers' logs, from Ray's dashboard: what the job's own log may not show.
+"""The ends of the logs of a job's workers, from Ray's dashboard; the job's own log may lack them.
 
-A worker that dies takes its last words along unless somebody reads its files. Guarantees: it
-only reads, it never fails (a dashboard that does not tell gives nothing), and shows a bounded
-number of lines. The errors come first.
+Guarantees:
+- it only reads, and never fails: a dashboard that does not answer gives nothing
+- the number of lines is bounded, and errors come first
 """
+
+from __future__ import annotations
 
 from urllib.parse import quote
 
 from cluster import nodes
+from cluster.jobs import Dashboard
 from common.failure import Failure
 
 FILES = 8
@@ -15,8 +18,8 @@ LINES = 12
 TROUBLE = ("Traceback", "Error", "error", "Killed", "OutOfMemory", "SIG")
 
 
-def worker_tails(dashboard, job_id):
-    """Lines to show: the last ones of each log of the job's workers that tells of trouble, with its path."""
+def worker_tails(dashboard: Dashboard, job_id: str | None) -> list[str]:
+    """The path and last lines of each worker's log in which these tell of trouble."""
     shown = []
     try:
         for node in nodes.nodes(dashboard):
@@ -38,10 +41,10 @@ def _files(dashboard, node, job_id):
         return []
     _, answer = dashboard.ask("GET", f"/api/v0/logs?node_id={node.id}&glob={quote(f'worker-*-{job_id}-*')}")
     try:
-        found = [name for names in answer["data"]["result"].values() for name in names]
+        names = [name for group in answer["data"]["result"].values() for name in group]
     except (KeyError, TypeError, AttributeError):
         return []
-    return sorted(found, key=lambda name: not name.endswith(".err"))
+    return sorted(names, key=lambda name: not name.endswith(".err"))
 
 
 def _last_lines(dashboard, node, name):

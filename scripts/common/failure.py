@@ -1,12 +1,16 @@
 """The error that a stage shows as one line, and text that is safe to print.
 
-Guarantees: printable text moves no cursor and colours nothing, whoever wrote it; an address loses
-the user and password that it may carry. Standard library only: the session client starts with it.
+Guarantees:
+- printable text moves no cursor and colours nothing, whoever wrote it
+- an address is shown without its user and password
+- standard library only, since the session client starts with it
 """
+
+from __future__ import annotations
 
 import re
 
-# What moves a cursor, and halves of surrogate pairs, which no encoding can say.
+# Control characters but tab and line feed, and lone surrogates, which no encoding can write.
 CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *range(0xD800, 0xE000)), "\ufffd")
 
 
@@ -16,16 +20,16 @@ class Failure(Exception):
     exit_status = 1
 
 
-def printable(text):
-    """Text that can be printed: control characters, line ends and tabs apart, and lone surrogates are replaced."""
+def printable(text: object) -> str:
+    """Text that is safe on a terminal: CONTROLS are replaced, line ends and tabs stay."""
     return str(text).translate(CONTROLS)
 
 
-def one_line(text):
+def one_line(text: object) -> str:
     """Printable text without line ends and tabs, which names of files and programs may hold."""
     return re.sub(r"[\n\t]", "\ufffd", printable(text))
 
 
-def without_user(address):
-    """An address as it may be shown: without the user and the password that it may carry."""
+def without_user(address: object) -> str:
+    """An address without its user and password."""
     return re.sub(r"^(\w+://)?.*@", r"\1", str(address), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, hashed, and read from the end."""
+"""Files on disk: writing them whole or not at all, hashing them, reading their ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a log, indented, for the user of a failed stage."""
+    """The last lines of a log, indented, as a failed stage shows them."""
     if not path.exists():
         return f"    (no {path})"
     with open(path, "rb") as log:
@@ -37,7 +37,7 @@ def tail(path: Path, lines: int = 15) -> str:
 
 def sha256_of(path: Path) -> str | None:
     """Hex sha256 of a file's bytes; None if there is no such file."""
-    # hashlib.file_digest came with Python 3.11; the doctor may run with an older one.
+    # hashlib.file_digest needs Python 3.11; the doctor runs from 3.9 on.
     content = hashlib.sha256()
     try:
         with path.open("rb") as file:

@@ -1,26 +1,41 @@
 """Typed, validated variables: the environment, then `.env`, then `env.example`.
 
-`env.example` is the only place where a variable, its kind, its range and its default are
-written; this module reads them from there. Guarantees: every value handed out has the kind
-and lies in the range that `env.example` states; a name or value that does not fit is refused
-by name, with the place it came from; a secret's value appears in no message. It does not
-check that hosts answer or that paths exist: the stage that needs them does.
+Only `env.example` states a variable, its kind, its range and its default; this module reads them there.
+Guarantees:
+- every value has the kind and lies in the range that `env.example` states
+- a name or value that does not fit is refused by name, with the place it came from
+- a secret's value appears in no message
+- standard library only and cheap to import, since the session client starts with it
 
-Standard library only, and cheap to import: the session client starts with it.
+It does not check that hosts answer or that paths exist: the stage that needs them does.
 """
+
+from __future__ import annotations
 
 import os
 import stat
+import sys
 from functools import cache
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from common.failure import Failure
 
+# Without importing typing, which would cost the session client a tenth of its start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    Refuse = Callable[["SettingsError"], object]
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "env.example"
-# An unknown name with one of these beginnings is taken for a misspelt variable of ours.
+# An unknown name with one of these prefixes counts as a misspelt variable of ours.
 OUR_PREFIXES = ("GYM_", "GATEWAY_", "REHEARSAL_", "WORKPLACE_ASSISTANT_")
-# What `make smoke` sets where it trains: the smallest training job.
+# The smallest training job, which `make smoke` runs.
 ONE_SAMPLE = {
     "LIMIT": "1",
     "NEMO_GYM_NUM_ROLLOUT": "1",
@@ -29,8 +44,8 @@ ONE_SAMPLE = {
     "NEMO_GYM_GLOBAL_BATCH_SIZE": "1",
 }
 ON_MAKE = "make's command line"
-# Offsets from GYM_BASE_PORT; env.example says the same in words. Further pairs of agent and resource
-# server follow, as agent_2 and resource_2 and so on, up to MOST_REPLICAS below Ray's own ports.
+# Offsets from GYM_BASE_PORT, as env.example describes them. Further pairs of agent and resource server
+# follow as agent_2, resource_2 and so on; MOST_REPLICAS pairs stay below Ray's own ports.
 PORT_OFFSETS = {"gateway": 0, "agent": 1, "resource": 2, "head": 3, "callbacks": 4}
 MOST_REPLICAS = 18
 
@@ -44,17 +59,17 @@ class SettingsError(Failure):
 class Variable:
     """One variable as `env.example` declares it: kind, range, unit, default, meaning."""
 
-    def __init__(self, name, default, kind, bounds, unit, meaning, group):
+    def __init__(self, name: str, default: str, kind: str, bounds: str, unit: str, meaning: str, group: str):
         self.name, self.default, self.meaning, self.group = name, default, meaning, group
         self.optional = kind.endswith("?")
         self.kind = kind.rstrip("?")
         self.bounds, self.unit = bounds, unit
 
-    def parse(self, text, origin):
-        """Turn `text` into the variable's value; `origin` names the place it came from.
+    def parse(self, text: str, origin: str) -> Any:
+        """Turn `text`, which came from `origin`, into the variable's value.
 
-        Returns int, float, str, Path, or a list of networks, URLs or names, by kind; None for an empty
-        optional. Raises SettingsError with the name, the origin and what is expected.
+        By kind that is int, float, str, Path, or a list of networks, URLs or names; an empty optional
+        gives None. Raises SettingsError with the name, the origin and what is expected.
         """
         if text == "" and (self.optional or self.kind == "secret"):
             return None
@@ -64,10 +79,10 @@ class Variable:
             shown = "" if self.kind == "secret" or "@" in text else f"={text[:200]!r}"
             raise SettingsError(f"{origin}: {self.name}{shown} {error}") from None
 
-    def default_text(self):
+    def default_text(self) -> str:
         return self.default or "(empty)"
 
-    def range_text(self):
+    def range_text(self) -> str:
         return " ".join(part for part in (self.kind, self.bounds, self.unit) if part)
 
 
@@ -92,7 +107,7 @@ def _choice(text, bounds):
 
 
 def _choices(text, bounds):
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = _items(text)
     if not names:
         raise ValueError("names nothing")
     known = bounds.split("|")
@@ -124,8 +139,6 @@ def _path(text, bounds):
 
 
 def _url(text, bounds):
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(text)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -143,19 +156,19 @@ def _host(text, bounds):
 
 
 def _ip(text, bounds):
-    from ipaddress import ip_address
-
     try:
         return str(ip_address(text))
     except ValueError:
         raise ValueError("is not an IP address") from None
 
 
-def _cidrs(text, bounds):
-    from ipaddress import ip_network
+def _items(text):
+    return [item for part in text.split(",") if (item := part.strip())]
 
+
+def _cidrs(text, bounds):
     networks = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in _items(text):
         try:
             network = ip_network(item, strict=True)
         except ValueError:
@@ -167,14 +180,14 @@ def _cidrs(text, bounds):
 
 
 def _urls(text, bounds):
-    return [_url(item, bounds) for item in filter(None, (part.strip() for part in text.split(",")))]
+    return [_url(item, bounds) for item in _items(text)]
 
 
-def existing(*paths):
-    """The first of some paths, as a user may have written them, that exists; None without one."""
-    # os.path asks nothing of a text that cannot be a path: too long, or of a user who is not there.
-    found = map(os.path.expanduser, paths)
-    return next((Path(each) for each in found if os.path.exists(each)), None)
+def existing(*paths: str | Path) -> Path | None:
+    """The first path that exists, "~" expanded; None if none does."""
+    # os.path answers False to a text that cannot be a path, such as one that is too long; Path raises.
+    spelled = (os.path.expanduser(path) for path in paths)
+    return next((Path(path) for path in spelled if os.path.exists(path)), None)
 
 
 KINDS = {
@@ -193,20 +206,20 @@ KINDS = {
 }
 
 
-def names_of(*groups, example=EXAMPLE):
-    """Names of the variables in groups of `env.example` (its lines "##@ GROUP"), in the order they stand there."""
-    return [name for name, variable in declared(example).items() if variable.group in groups]
+def names_of(*groups: str) -> list[str]:
+    """Names of the variables in groups of `env.example` (its lines "##@ GROUP"), in its order."""
+    return [name for name, variable in declared().items() if variable.group in groups]
 
 
 @cache
-def declared(example=EXAMPLE):
-    """Read `env.example`: {name: Variable}, in the order they stand there."""
+def declared() -> dict[str, Variable]:
+    """The variables of `env.example` by name, in its order."""
     variables, meaning, spec, group = {}, [], "", ""
-    for line in Path(example).read_text(encoding="utf-8").splitlines():
+    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         if line.startswith("##@"):
             group = line[3:].strip()
         elif line.startswith("#:"):
-            spec += line[2:].strip()  # a long list of choices goes on in the next line
+            spec += line[2:].strip()  # a long list of choices continues on the next line
         elif line.startswith("#"):
             meaning.append(line[1:].strip())
         elif "=" in line:
@@ -220,21 +233,21 @@ def declared(example=EXAMPLE):
     return variables
 
 
-def raise_fault(fault):
+def raise_fault(fault: SettingsError) -> None:
     raise fault
 
 
-def read_dotenv(path, variables, refuse=raise_fault):
+def read_dotenv(path: Path, variables: dict[str, Variable], refuse: Refuse = raise_fault) -> dict[str, tuple[str, str]]:
     """Read a `.env`: {name: (text, "file:line")}. `refuse` gets a SettingsError for each line that is no NAME=value."""
-    found = {}
+    texts: dict[str, tuple[str, str]] = {}
     if not path.exists():
-        return found
+        return texts
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         refuse(SettingsError(f"{path} cannot be read as text: {reason}; make it a text file of yours, or move it away"))
-        return found
+        return texts
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):
@@ -245,8 +258,8 @@ def read_dotenv(path, variables, refuse=raise_fault):
         except SettingsError as fault:
             refuse(fault)
         else:
-            found[name] = (text, origin)
-    return found
+            texts[name] = (text, origin)
+    return texts
 
 
 def _name_and_text(line, origin, variables):
@@ -262,6 +275,7 @@ def _name_and_text(line, origin, variables):
 
 
 def _unknown(name, variables):
+    # Imported late: the session client needs it for a misspelt name only, and it takes milliseconds.
     from difflib import get_close_matches
 
     near = get_close_matches(name.upper(), variables, 1)
@@ -272,13 +286,13 @@ def _unknown(name, variables):
 def _named_on_make(environment):
     """Names given as `make NAME=value`, which make exports and lists in MAKEFLAGS."""
     _, _, overrides = environment.get("MAKEFLAGS", "").partition(" -- ")
-    # make escapes a space within a value, which may hold a "=" of its own.
+    # make escapes a space in a value; what follows it may hold a "=" and is no name.
     words = overrides.replace("\\ ", "").split()
     return [word.partition("=")[0].rstrip(":+?") for word in words if "=" in word]
 
 
 def _refuse_misspelt(environment, variables, refuse):
-    """Refuse names that can only have been meant for us: our prefixes, and `make NAME=value`."""
+    """Refuse unknown names that were meant for us: those with our prefixes, and `make NAME=value`."""
     for name in _named_on_make(environment):
         if name not in variables and (name.isupper() or name.upper() in variables):
             refuse(SettingsError(f"{ON_MAKE}: {_unknown(name, variables)}"))
@@ -288,77 +302,75 @@ def _refuse_misspelt(environment, variables, refuse):
 
 
 def _is_service_link(name, text):
-    """Whether Kubernetes set this for a service that happens to be called `gateway` or `gym`."""
+    """Whether Kubernetes set this for a service named `gateway` or `gym`."""
     return "_SERVICE_" in name or "_PORT_" in name or text.startswith(("tcp://", "udp://"))
 
 
 class Settings:
     """The values of all variables as attributes (`settings.GYM_BASE_PORT`), and what follows from them."""
 
-    def __init__(self, values, texts, given=()):
+    def __init__(self, values: dict[str, Any], texts: dict[str, str], given: Iterable[str] = ()):
         self._values = values
         self.texts = texts
         self._given = frozenset(given)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         try:
             return self._values[name]
         except KeyError:
             raise AttributeError(f"{name} is not declared in env.example") from None
 
-    def is_given(self, name):
+    def is_given(self, name: str) -> bool:
         """Whether the variable was set anywhere but in env.example."""
         return name in self._given
 
     @property
-    def replicas(self):
-        """Pairs of agent and resource server in the graph; GYM_REPLICAS=0 leaves a core to all the rest."""
+    def replicas(self) -> int:
+        """Pairs of agent and resource server in the graph; GYM_REPLICAS=0 takes one a core and leaves a core free."""
         return self.GYM_REPLICAS or max(1, min(cores_at_hand() - 1, MOST_REPLICAS))
 
-    def servers(self):
+    def servers(self) -> dict[str, int]:
         """{server: port} of the whole graph."""
-        found = {name: self.port(name) for name in PORT_OFFSETS}
-        for nth in range(2, self.replicas + 1):
-            found |= {name: self.port(name) for name in (f"agent_{nth}", f"resource_{nth}")}
-        return found
+        further = [f"{kind}_{nth}" for nth in range(2, self.replicas + 1) for kind in ("agent", "resource")]
+        return {name: self.port(name) for name in (*PORT_OFFSETS, *further)}
 
-    def port(self, server):
+    def port(self, server: str) -> int:
         """Port of "gateway", "agent", "resource", "head" or "callbacks", or of a further pair's "agent_2", …"""
         if server in PORT_OFFSETS:
             return self.GYM_BASE_PORT + PORT_OFFSETS[server]
         kind, nth = server.split("_")
         return self.GYM_BASE_PORT + len(PORT_OFFSETS) + 2 * (int(nth) - 2) + ("agent", "resource").index(kind)
 
-    def local_url(self, server):
+    def local_url(self, server: str) -> str:
         """URL of one of our servers as seen on this machine."""
         return f"http://127.0.0.1:{self.port(server)}"
 
     @property
-    def gateway_url(self):
+    def gateway_url(self) -> str:
         if self.NEMO_GYM_URL:
             return self.NEMO_GYM_URL
         host = f"[{self.GYM_HOST}]" if ":" in self.GYM_HOST else self.GYM_HOST
         return f"http://{host}:{self.port('gateway')}"
 
     @property
-    def gateway_urls(self):
-        """The Gateways that sessions are spread over, at least one."""
+    def gateway_urls(self) -> list[str]:
+        """The Gateways that sessions are spread over; never empty."""
         return self.GYM_URLS or [self.gateway_url]
 
     @property
-    def gym_data(self):
+    def gym_data(self) -> Path:
         """Folder of the task rows."""
         return self.DATA_ROOT / "nemo-gym"
 
-    def rows_path(self, split=None):
+    def rows_path(self, split: str | None = None) -> Path:
         """The raw rows of a split (default: NEMO_GYM_SOURCE_DATA, else those of SPLIT)."""
         if split is None and self.NEMO_GYM_SOURCE_DATA:
             return self.NEMO_GYM_SOURCE_DATA
         return self.gym_data / f"workplace_assistant_{split or self.SPLIT}.jsonl"
 
 
-def cores_at_hand():
-    """Whole cores this process may use: those it may run on, and no more than its control group's share of time."""
+def cores_at_hand() -> int:
+    """Whole cores this process may use: by its CPU affinity, and by its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -367,26 +379,32 @@ def cores_at_hand():
         return cores
 
 
-def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=None, refuse=raise_fault):
+def load(
+    overrides: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    dotenv: Path | None = None,
+    names: Iterable[str] | None = None,
+    refuse: Refuse = raise_fault,
+) -> Settings:
     """Read all variables. `overrides` maps names to text from the command line.
 
-    With `names`, only those are read and checked, for a program that runs among variables of
-    others, who may use our names (LIMIT, MODEL) and prefixes for something else.
+    With `names`, only those are read and checked: for a program among the variables of others, who may
+    use our names (LIMIT, MODEL) and prefixes for something else.
 
-    Raises SettingsError (one line) on an unknown name or a value off its range. With a `refuse` that
-    does not raise, each fault is handed to it, and what does not fit has its default.
+    Raises SettingsError (one line) for an unknown name or a value that does not fit. A `refuse` that does
+    not raise gets each such fault instead, and the variable keeps its default.
     """
     environment = os.environ if environment is None else environment
-    variables = declared(example)
+    variables = declared()
     if names is None:
         _refuse_misspelt(environment, variables, refuse)
-    from_file = read_dotenv(dotenv or Path(example).with_name(".env"), variables, refuse)
+    from_file = read_dotenv(dotenv or EXAMPLE.with_name(".env"), variables, refuse)
     on_make = _named_on_make(environment)
     values, texts, given = {}, {}, []
     for name in names or variables:
         variable = variables[name]
-        if overrides and overrides.get(name) is not None:
-            text, origin = overrides[name], "command line"
+        if overrides and (option := overrides.get(name)) is not None:
+            text, origin = option, "command line"
         elif name in environment:
             text, origin = environment[name], ON_MAKE if name in on_make else "environment"
         elif name in from_file:
@@ -404,15 +422,19 @@ def load(overrides=None, environment=None, example=EXAMPLE, dotenv=None, names=N
     return Settings(values, texts, given)
 
 
-def from_command_line(description, *names, configure=None, argv=None, refuse=raise_fault):
-    """Build a stage's command line: one option for each variable in `names` (SPLIT: --split).
+def from_command_line(
+    description: str | None,
+    *names: str,
+    configure: Callable[[ArgumentParser], object] | None = None,
+    refuse: Refuse = raise_fault,
+) -> tuple[Settings, Namespace]:
+    """Read a stage's command line, with an option for each variable in `names` (SPLIT: --split).
 
-    `configure(parser)` may add more. Returns (Settings, argparse.Namespace). Prints help or
-    the one line of what is wrong and exits; a secret has no option, since process lists
-    show arguments. `refuse` as in `load`.
+    `configure(parser)` may add options. Prints help, or one line on what is wrong, and exits.
+    Never name a secret: process lists show arguments. `refuse` as in `load`.
     """
+    # Imported late: the session client has no options, and argparse takes some 10 ms.
     import argparse
-    import sys
 
     variables = declared()
     parser = argparse.ArgumentParser(
@@ -428,7 +450,7 @@ def from_command_line(description, *names, configure=None, argv=None, refuse=rai
         )
     if configure:
         configure(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     try:
         return load({name: getattr(args, name) for name in names}, refuse=refuse), args
     except SettingsError as error:
@@ -436,7 +458,7 @@ def from_command_line(description, *names, configure=None, argv=None, refuse=rai
         sys.exit(2)
 
 
-def read_token(settings):
+def read_token(settings: Settings) -> str | None:
     """GATEWAY_TOKEN, or what the file GATEWAY_TOKEN_FILE holds; None without both. Raises Failure."""
     if settings.GATEWAY_TOKEN or not settings.GATEWAY_TOKEN_FILE:
         return settings.GATEWAY_TOKEN

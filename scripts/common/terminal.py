@@ -1,22 +1,27 @@
-"""What a stage says: progress on a terminal, stage lines, tables, the result line, the one-line error.
+"""What a stage prints: progress, stage lines, tables, the result line, the one-line error.
 
-Guarantees: results go to stdout, progress and errors to stderr; progress that is redrawn
-appears only on a terminal, so that a log file holds one line a stage; `run` turns a Failure
-into one line and exit status 1, never a traceback, and begins nothing where stdout is closed; words
-of others (an endpoint's answer, an engine's error) move no cursor and colour nothing. It formats; it
-decides nothing.
+Guarantees:
+- results go to stdout, progress and errors to stderr
+- progress is redrawn on a terminal only, so that a log file holds one line a stage
+- `run` turns a Failure into one line and exit status 1, and starts nothing if stdout is closed
+- text of others (an endpoint's answer, an engine's error) moves no cursor and colours nothing
 """
 
+from __future__ import annotations
+
 import errno
+import io
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from common.failure import Failure, printable
 
-# What may befall any stage that writes, and its cure.
+# Faults that any stage which writes may meet, and their cures.
 UNWRITABLE = {
     errno.ENOSPC: "the disk is full; free some space, or choose another RUN_DIR or DATA_ROOT",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another RUN_DIR or DATA_ROOT",
@@ -26,15 +31,16 @@ UNWRITABLE = {
 }
 
 
-def run(main):
-    """Call a stage's `main()` and exit with what it returns; the end of every script.
+def run(main: Callable[[], int | None]) -> None:
+    """Call a stage's `main()` and exit with what it returns; every program ends with this call.
 
-    SIGTERM unwinds like Ctrl-C, so that what a stage began is undone.
+    SIGTERM unwinds like Ctrl-C, so that a stage undoes what it began.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    need_streams()
-    # A locale that has no word for a character must not end a stage.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    _need_streams()
+    # A character that the locale cannot encode must not end a stage.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main() or 0)
     except Failure as failure:
@@ -56,8 +62,8 @@ def run(main):
         sys.exit(1)
 
 
-def need_streams():
-    """Refuse to begin where the caller closed stdout: the result would be lost. Closed, stderr is only quiet."""
+def _need_streams():
+    """Exit if stdout is closed, since the result would be lost; a closed stderr only stays silent."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
     if sys.stdout is None:
@@ -65,74 +71,63 @@ def need_streams():
         sys.exit(1)
 
 
-def say(line):
+def say(line: object) -> None:
     """Print a result line to stdout."""
     clear_line()
     print(printable(line), flush=True)
 
 
-def redraw(line):
-    """Replace the current line on a terminal; nothing elsewhere."""
+def redraw(line: object) -> None:
+    """Replace the current line on a terminal; do nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{printable(line)}", end="", file=sys.stderr, flush=True)
 
 
-def clear_line():
+def clear_line() -> None:
     redraw("")
 
 
 class Stage:
-    """A stage in progress: `detail(text)` redraws what it is doing; `seconds` once it ended."""
+    """A stage in progress: `detail(text)` redraws what it is doing, `note` goes on its last line."""
 
-    def __init__(self, name):
-        self.name = name
-        self.seconds = None
+    def __init__(self, name: str):
+        self.name, self.note = name, ""
         self._start = time.monotonic()
 
-    def elapsed(self):
-        return time.monotonic() - self._start
+    def detail(self, text: str) -> None:
+        redraw(f"  ..  {self._line(text)}")
 
-    def detail(self, text):
-        redraw(f"  ..  {self.name:<24} {self.elapsed():6.1f} s  {text}")
+    def end(self, mark: str, text: str = "") -> None:
+        say(f"[{mark}] {self._line(text)}".rstrip())
 
-    def end(self, ok, text=""):
-        self.seconds = self.elapsed()
-        self._tell(" ok " if ok else "FAIL", text)
-
-    def interrupt(self):
-        """End it by a signal, which is no finding."""
-        self.seconds = self.elapsed()
-        self._tell(" -- ", "interrupted")
-
-    def _tell(self, mark, text):
-        say(f"[{mark}] {self.name:<24} {self.seconds:6.1f} s  {text}".rstrip())
+    def _line(self, text):
+        return f"{self.name:<24} {time.monotonic() - self._start:6.1f} s  {text}"
 
 
 @contextmanager
-def stage(name):
-    """Time a stage and print its line at the end; `stage.note` (optional) is put on that line."""
+def stage(name: str) -> Iterator[Stage]:
+    """Time a stage and print its line at the end."""
     current = Stage(name)
-    current.note = ""
     current.detail("")
     try:
         yield current
     except (KeyboardInterrupt, SystemExit):
-        current.interrupt()
+        current.end(" -- ", "interrupted")
         raise
     except BaseException:
-        current.end(False)
+        current.end("FAIL")
         raise
-    current.end(True, current.note)
+    current.end(" ok ", current.note)
 
 
 class Bar:
     """Progress over `total` items with rate and time left, on a terminal only."""
 
-    def __init__(self, label, total):
+    def __init__(self, label: str, total: int):
         self.label, self.total, self.done = label, total, 0
         self._start = time.monotonic()
 
-    def step(self, count=1, text=""):
+    def step(self, count: int = 1, text: str = "") -> None:
         self.done += count
         elapsed = time.monotonic() - self._start
         left = elapsed / self.done * (self.total - self.done) if self.done else 0.0
@@ -142,8 +137,8 @@ class Bar:
         redraw(f"  {self.label} [{bar}] {self.done}/{self.total} {elapsed:.0f} s, {left:.0f} s left  {text}")
 
 
-def table(headers, rows):
-    """Format rows as an aligned table; numbers to the right. Returns the text."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The text of an aligned table, numbers to the right."""
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
     numeric = [

@@ -1,21 +1,25 @@
-"""What can be said of task rows without running them: calls, altered calls, steps, prompt size, twins.
+"""Facts about raw task rows that need no run: calls, altered calls, steps, prompt size, twins.
 
-Pure functions on raw rows (rows.py); `make audit` and evaluations read the same figures from here.
-They know the Workplace Assistant's tools by name and nothing of its data: whether a call
-really changes something, the verifier tells (audit_checks.py).
+Guarantees: pure functions, so that `make audit` and evaluations get the same figures. They know the Workplace
+Assistant's tools by name and nothing of its data: the verifier decides whether a call changed something.
 """
+
+from __future__ import annotations
 
 import json
 import math
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from inputs.rows import WRAPPER
+from inputs.rows import WRAPPER, Row
 from policy.model_api import TURNS_WITH_CALLS
 
-# The tools that change the state, and the argument of each that an audit alters. For records that exist it
-# is the id, so that another record is hit; for new ones a text that is stored. The other tools only read.
+Calls = list[dict[str, Any]]
+# The tools that change the state, and the argument that an audit alters: the id of an existing record, a
+# stored text of a new one. The other tools only read.
 ALTERED = {
     "email_send_email": "body",
     "email_reply_email": "body",
@@ -32,21 +36,21 @@ ALTERED = {
     "customer_relationship_manager_update_customer": "customer_id",
     "customer_relationship_manager_delete_customer": "customer_id",
 }
-# UTF-8 bytes of tool definitions and messages to one token. Counted with Qwen's vocabulary and chat template
-# on 345 WorkBench prompts (4,198 to 4,323 tokens each): 3.82 to 3.86, so that the estimate is 0 to 2 % too high.
+# UTF-8 bytes of tool definitions and messages to one token. Qwen's vocabulary and chat template give 3.82 to
+# 3.86 on 345 WorkBench prompts (4,198 to 4,323 tokens each), so that estimates are 0 to 2 % too high.
 BYTES_PER_TOKEN = 3.8
 
 
-def changing(calls):
+def changing(calls: Calls) -> list[int]:
     """Positions of the calls whose tools change the state."""
     return [index for index, call in enumerate(calls) if call["name"] in ALTERED]
 
 
-def altered_text(value):
+def altered_text(value: object) -> str:
     """Another text for an argument's value, which differs in more than letter case.
 
-    A text that ends in a digit (ids, dates, times, durations) gets the next digit there, 9 becomes
-    0; any other text gets a word more; what is no text, or not there, becomes one.
+    The last digit of a text that ends in one (ids, dates, times, durations) is raised by one, 9 to 0;
+    any other text gets one more word; any other value becomes a text.
     """
     if not isinstance(value, str):
         return "altered"
@@ -55,39 +59,39 @@ def altered_text(value):
     return f"{value} altered"
 
 
-def altered(calls, index):
-    """The calls with one argument of call `index` altered (see ALTERED), in its exact repeats too."""
+def altered(calls: Calls, index: int) -> Calls:
+    """The calls with one argument of call `index` and of its exact repeats altered (see ALTERED)."""
     call = calls[index]
     arguments = json.loads(call["arguments"])
     name = ALTERED[call["name"]]
     other = call | {"arguments": json.dumps(arguments | {name: altered_text(arguments.get(name))})}
-    return [other if each == call else each for each in calls]
+    return [other if candidate == call else candidate for candidate in calls]
 
 
-def without(calls, index):
+def without(calls: Calls, index: int) -> Calls:
     """The calls without call `index` and its exact repeats."""
-    return [each for each in calls if each != calls[index]]
+    return [call for call in calls if call != calls[index]]
 
 
-def fits_steps(row):
-    """Whether the ground truth can be done one call a turn and leave a turn for the closing message.
+def fits_steps(row: Row) -> bool:
+    """Whether the ground truth fits at one call a turn, with a turn left for the closing message.
 
-    The share of rows that fit is a ceiling for policies of one call a turn: those must search, too.
+    The share of rows that fit is an upper bound for policies of one call a turn, since they search too.
     """
     return len(row["ground_truth"]) <= TURNS_WITH_CALLS
 
 
-def offered(row):
+def offered(row: Row) -> list[str]:
     """Names of the row's tools."""
     return [tool["name"] for tool in row[WRAPPER].get("tools") or []]
 
 
-def not_offered(row):
-    """Names of tools that the ground truth calls and the row does not offer, which no policy can call."""
+def not_offered(row: Row) -> list[str]:
+    """Names of tools that the ground truth calls but the row does not offer, so that no policy can call them."""
     return sorted({call["name"] for call in row["ground_truth"]} - set(offered(row)))
 
 
-def census(rows):
+def census(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     """{tool: {"offered": rows that offer it, "rows": rows whose ground truth calls it, "calls": such calls}}."""
     offers = Counter(name for row in rows for name in set(offered(row)))
     calls = Counter(call["name"] for row in rows for call in row["ground_truth"])
@@ -96,7 +100,7 @@ def census(rows):
     return {name: {"offered": offers[name], "rows": users[name], "calls": calls[name]} for name in names}
 
 
-def prompt_tokens(row):
+def prompt_tokens(row: Row) -> int:
     """Estimated tokens of the first model call's prompt (see BYTES_PER_TOKEN)."""
     params = row[WRAPPER]
     texts = [json.dumps(params.get("tools") or [], ensure_ascii=False), params.get("instructions") or ""]
@@ -104,7 +108,7 @@ def prompt_tokens(row):
     return math.ceil(sum(len(text.encode("utf-8", "replace")) for text in texts) / BYTES_PER_TOKEN)
 
 
-def messages(row):
+def messages(row: Row) -> list[tuple[str | None, str]]:
     """[(role, text)] of the row's prompt."""
     prompt = row[WRAPPER]["input"]
     if isinstance(prompt, str):
@@ -118,33 +122,33 @@ def _text(content):
     return content if isinstance(content, str) else ""
 
 
-def question(row):
-    """What the row asks, less what does not matter: the user's words without case, spaces and punctuation."""
+def question(row: Row) -> str:
+    """The user's words without letter case, spaces and punctuation."""
     words = " ".join(text for role, text in messages(row) if role == "user")
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", words).casefold()))
 
 
-def answer(row):
-    """What the row wants: its ground truth without letter case and the order of arguments."""
+def answer(row: Row) -> str:
+    """The ground truth without letter case and the order of arguments."""
     return json.dumps(
         [[call["name"], json.loads(call["arguments"])] for call in row["ground_truth"]], sort_keys=True
     ).casefold()
 
 
-def twins(places):
+def twins(places: Iterable[tuple[str, Row]]) -> list[tuple[str, str, bool]]:
     """Rows that ask the same. `places` is [(place, row)]; returns [(place, earlier place, same answer?)], in order.
 
-    Each row is held against the first one with its question, and against the first one with
-    its question and its answer where that is another.
+    A row's earlier place is the first row with its question and answer, or the first with its question.
     """
-    first, firsts, found = {}, {}, []
+    by_question: dict[str, str] = {}
+    by_both: dict[tuple[str, str], str] = {}
+    pairs = []
     for place, row in places:
-        key = question(row)
-        pair = (key, answer(row))
-        if pair in firsts:
-            found.append((place, firsts[pair], True))
-        elif key in first:
-            found.append((place, first[key], False))
-        first.setdefault(key, place)
-        firsts.setdefault(pair, place)
-    return found
+        both = (question(row), answer(row))
+        if both in by_both:
+            pairs.append((place, by_both[both], True))
+        elif both[0] in by_question:
+            pairs.append((place, by_question[both[0]], False))
+        by_question.setdefault(both[0], place)
+        by_both.setdefault(both, place)
+    return pairs

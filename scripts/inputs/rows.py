@@ -1,10 +1,13 @@
 """Task rows: read and check them, and convert between the raw shape and the trainer's.
 
 A raw NeMo Gym row wraps the prompt and the tools in `responses_create_params`. The trainer
-(Relax) knows `{"input", "metadata"}` and hands `{"messages", "metadata"}` to a session.
-Guarantees: `to_run_request` gives the same raw row for a row and for what `to_relax` made
-of it; a row that is not fit to run is refused by its key, in a file by file and line too.
-It does not look up whether a tool exists: the environment knows. Standard library only.
+(Relax) reads `{"input", "metadata"}` and gives a session `{"messages", "metadata"}`.
+Guarantees:
+- `to_run_request` gives the same raw row for a row and for its form by `to_relax`
+- a row that cannot run is refused by its key, in a file by file and line too
+- standard library only
+
+It does not look up whether a tool exists: only the environment knows.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from common.failure import Failure
 
 WRAPPER = "responses_create_params"
 FILE_PREFIX = "workplace_assistant_"
-# Where the converter puts what it takes out of the wrapper: metadata key -> key in the wrapper.
+# What the converter moves out of the wrapper: metadata key -> key in the wrapper.
 MOVED = {"tools": "tools", "parallel_tool_calls": "parallel_tool_calls", "developer_message": "instructions"}
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Routes of the resource server that no tool may be named after: the agent puts the name into the path.
+# Routes of the resource server; a tool of such a name would call them, since the agent puts it in the path.
 INTERNAL_ROUTES = frozenset({"seed_session", "verify", "aggregate_metrics", "cleanup", "sessions"})
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH = 64
@@ -30,10 +33,10 @@ MAX_INT = 2**63 - 1
 TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", bool: "true or false"}
 
 
-class Row(TypedDict, total=False):
-    """A raw NeMo Gym task row; what else it holds is passed on."""
+class Row(TypedDict):
+    """A raw NeMo Gym task row, checked; its other keys are passed on."""
 
-    id: Any
+    id: int
     category: str
     environment_name: str
     responses_create_params: dict[str, Any]
@@ -41,15 +44,15 @@ class Row(TypedDict, total=False):
 
 
 class RowError(ValueError):
-    """A row that cannot run: `key` is the path of what is wrong, `message` says what."""
+    """A row that cannot run: `key` is the path of the fault, `message` says what it is."""
 
-    def __init__(self, key, message):
+    def __init__(self, key: str, message: str):
         super().__init__(f"{key}: {message}" if key else message)
         self.key, self.message = key, message
 
 
-def read_rows(path, limit=0):
-    """Read the first `limit` rows (0: all) of a JSON Lines file, checked: a list of raw rows.
+def read_rows(path: str | Path, limit: int = 0) -> list[Row]:
+    """Read and check the first `limit` raw rows (0: all) of a JSON Lines file.
 
     Blank lines are skipped. Raises Failure with file, line and key at the first bad row,
     and when the file cannot be read or holds no row.
@@ -57,7 +60,7 @@ def read_rows(path, limit=0):
     return [row for _, row in read_numbered(path, limit)]
 
 
-def read_numbered(path, limit=0):
+def read_numbered(path: str | Path, limit: int = 0) -> list[tuple[int, Row]]:
     """The same as [(line number, row)]."""
     path, rows = Path(path), []
     try:
@@ -74,8 +77,8 @@ def read_numbered(path, limit=0):
     return rows
 
 
-def place(path, number, row):
-    """How messages name the row in line `number` of a file."""
+def place(path: Path, number: int, row: Row) -> str:
+    """The name of the row in line `number` of a file, for messages."""
     return f"{path}:{number} (id {row['id']})"
 
 
@@ -95,8 +98,8 @@ def _read_line(line, place):
     return row
 
 
-def parse_json(line):
-    """Parse the bytes of one JSON value. Raises ValueError, in words, on whatever is no JSON or too deep."""
+def parse_json(line: bytes) -> Any:
+    """Parse the bytes of one JSON value. Raises ValueError, in words, if it is not JSON or too deep."""
     if line.startswith(b"\xef\xbb\xbf"):
         raise ValueError("begins with a byte order mark; save the file as plain UTF-8")
     try:
@@ -119,8 +122,8 @@ def _parse_int(text):
     return int(text)
 
 
-def check_row(row):
-    """Refuse a raw row that NeMo Gym could not run. Raises RowError at the first key that is wrong."""
+def check_row(row: Any) -> None:
+    """Refuse a raw row that NeMo Gym could not run. Raises RowError at the first wrong key."""
     if not isinstance(row, dict):
         raise RowError("", f"the row is not an object but {_type_name(row)}")
     check_values(row)
@@ -134,13 +137,13 @@ def check_row(row):
     _require(row, "", "environment_name", str)
 
 
-def check_values(tree):
+def check_values(tree: dict[str, Any] | list[Any]) -> None:
     """Refuse values that do not survive JSON and 64-bit readers: too deep, NaN, huge, half a surrogate pair.
 
-    `tree` is an object or a list. Walks without recursion, so that depth cannot exhaust the
-    stack, and passes over plain values at once: this runs for each trial. Raises RowError.
+    It runs for each trial, so it passes over plain values at once. It uses no recursion, so that
+    depth cannot exhaust the stack. Raises RowError.
     """
-    waiting = [(tree, None, 1)]
+    waiting: list[tuple[Any, Any, int]] = [(tree, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
         if depth > MAX_DEPTH:
@@ -157,7 +160,7 @@ def check_values(tree):
 
 
 def _value_fault(value):
-    """What is wrong with one value, its items apart; None if nothing is."""
+    """The fault of one value, its items left out; None without one."""
     if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
         return "holds half a surrogate pair, which is no text"
     if isinstance(value, float) and not math.isfinite(value):
@@ -168,7 +171,7 @@ def _value_fault(value):
 
 
 def _key_of(path):
-    """Spell a chain of (parent, name or index) as `a.b[0]`, its end left out when it is long."""
+    """Write a chain of (parent, name or index) as `a.b[0]`, cut at 200 characters."""
     parts = []
     while path:
         path, name = path
@@ -218,7 +221,7 @@ def _require(parent, parent_key, name, kind):
 
 
 def _expect(value, key, kind):
-    # True and False are integers to Python, not to a row.
+    # True and False are integers in Python, but not in a row.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RowError(key, f"is not {TYPE_NAMES[kind]} but {_type_name(value)}")
     return value
@@ -232,17 +235,16 @@ def _names(row):
     return ", ".join(sorted(row)[:8])[:200] or "none"
 
 
-def to_relax(row):
-    """Convert a raw row: `{"input": list or str, "metadata": {...}}`. Raises RowError if it is not fit.
+def to_relax(row: Row) -> dict[str, Any]:
+    """Convert a raw row to `{"input": list or str, "metadata": {...}}`. Raises RowError.
 
-    Metadata keeps every other key of the row; see MOVED for what leaves the wrapper, and
-    what is left of the wrapper stays under its name. A row that has a key of its own by
-    one of those names could not be told apart afterwards, so it is refused.
+    Metadata keeps every other key of the row and, under its name, the wrapper without its keys in MOVED.
+    A row with a key of its own by one of those names is refused, since it could not be converted back.
     """
     check_row(row)
-    params = dict(row[WRAPPER])
+    params = dict(row["responses_create_params"])
     prompt = params.pop("input")
-    metadata = {key: value for key, value in row.items() if key != WRAPPER}
+    metadata: dict[str, Any] = {key: value for key, value in row.items() if key != WRAPPER}
     for name, source in MOVED.items():
         if name in metadata:
             raise RowError(name, f"stands outside {WRAPPER}, where the converted row keeps its own")
@@ -252,16 +254,15 @@ def to_relax(row):
     return {"input": prompt, "metadata": metadata}
 
 
-def to_run_request(task, checked=False):
-    """Give the raw row of `task`: a raw row itself, or a session input `{"messages", "metadata"}`.
+def to_run_request(task: Any, checked: bool = False) -> Row:
+    """The raw row of `task`, which is a raw row or a session input `{"messages", "metadata"}`.
 
-    Raises RowError; for a session input the key is named as it stands there. A task that is
-    `checked`, since it passed before, is only converted.
+    Raises RowError with the key as the task has it. A `checked` task passed before and is only converted.
     """
     if not isinstance(task, dict):
         raise RowError("", f"the task is not an object but {_type_name(task)}")
     converted = WRAPPER not in task and "messages" in task
-    row = _from_session(task["messages"], _require(task, "", "metadata", dict)) if converted else task
+    row: Any = _from_session(task["messages"], _require(task, "", "metadata", dict)) if converted else task
     if not checked:
         try:
             check_row(row)
@@ -279,7 +280,7 @@ def _from_session(messages, metadata):
 
 
 def _session_key(key):
-    """Where a key of the raw row stands in a session input."""
+    """The key in a session input for a key of the raw row."""
     inner = key.removeprefix(f"{WRAPPER}.")
     if inner.startswith("input"):
         return f"messages{inner.removeprefix('input')}"

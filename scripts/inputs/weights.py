@@ -1,14 +1,18 @@
 """What a complete folder of Qwen3-4B holds: configuration, tokenizer, and every weight file that its index names.
 
 Guarantees: a folder passes only if its configuration is that of Qwen3-4B, its tokenizer can be parsed,
-and each weight file has the size that its own header gives. No hash of a weight file is compared.
+and each weight file has the size that its own header gives. It compares no hashes.
 """
+
+from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 REPO = "Qwen/Qwen3-4B"
-# What the trainer's model arguments are written for; another model would load and train to nothing.
+# The model that the trainer's arguments describe; another one would load and learn nothing.
 SHAPE = {
     "model_type": "qwen3",
     "num_hidden_layers": 36,
@@ -25,7 +29,7 @@ class Incomplete(Exception):
     """What a model folder lacks, with the file's name."""
 
 
-def check(folder):
+def check(folder: Path) -> list[Path]:
     """Check a model folder; returns the paths of its weight files. Raises Incomplete at the first fault."""
     config = read_json(folder / "config.json")
     for key, value in SHAPE.items():
@@ -42,25 +46,25 @@ def check(folder):
     return paths
 
 
-def read_json(path):
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises Incomplete if it is missing, empty or something else."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise Incomplete(f"{path.name}: missing") from None
     except (ValueError, RecursionError):
         raise Incomplete(f"{path.name}: not JSON") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(content, dict) or not content:
         raise Incomplete(f"{path.name}: not a JSON object with keys")
-    return found
+    return content
 
 
-def check_weights(path, tensors):
-    """Check that a safetensors file holds `tensors` and has the size in bytes that its header gives."""
+def check_weights(path: Path, tensors: set[str]) -> None:
+    """Check that a safetensors file holds `tensors` and has the size that its header gives. Raises Incomplete."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= MAX_HEADER else None
+            header = json.loads(file.read(length if length <= MAX_HEADER else 0))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             expected = 8 + length + max(ends)
             size = os.fstat(file.fileno()).st_size

@@ -1,21 +1,25 @@
-"""An OpenAI-compatible endpoint as a policy: asked over its Responses or its chat wire, answered as Responses.
+"""An OpenAI-compatible endpoint as a policy: called over its Responses or chat API, answered as Responses.
 
-Guarantees: the key goes into one header and into no message, also where the endpoint sends it back;
-an answer is bounded in size and, from its first byte on, in time; no redirect is followed, no
-cookie kept; the environment's proxies are used for what lies outside this machine, and no netrc.
-What the endpoint did wrong is a ModelError that says so and whether another try may help: it is
-never taken for an answer of the policy. The chat wire is NeMo Gym's own converter's work; importing it takes
-some seconds and 140 MB (it brings Ray and more along, and starts none of it), so that is
-done only for that wire.
+Guarantees:
+- the key goes into one header and into no message, even if the endpoint sends it back
+- an answer is bounded in size and, from its first byte on, in time
+- no redirect is followed, no cookie is kept, no netrc is read
+- the environment's proxies are used, but not for this machine
+- a fault of the endpoint is a ModelError that says whether another try may help, never the policy's answer
 """
+
+from __future__ import annotations
 
 import json
 import random
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
+from threading import Event
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -23,32 +27,33 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError, MaxRetryError, ReadTimeoutError
 
-from policy.model_api import ModelError, answered, message
+from common.net import LOOPBACK
+from policy.model_api import Body, ModelError, answered, message
 
 AGAIN = {429, 500, 502, 503, 504}
 RATE_LIMITED = 429
 CONNECT_TIMEOUT_S = 10
 BACKOFF_S, BACKOFF_LIMIT_S, RETRY_AFTER_LIMIT_S = 0.5, 30, 600
 EXCERPT = 200
-# Twice what a Gateway takes by default.
+# Twice a Gateway's default limit.
 ANSWER_LIMIT_BYTES = 16 << 20
 PART_BYTES = 1 << 16
-# Shorter keys may be words of an answer: "EMPTY" is one that engines tell users to set.
+# A shorter key may be a word of an answer: engines tell users to set "EMPTY".
 SECRET_LENGTH = 16
-# How vLLM, SGLang, llama.cpp and hosted endpoints say that the history no longer fits.
+# The words of vLLM, SGLang, llama.cpp and hosted endpoints for a history that no longer fits.
 CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|max_tokens must be at least 1", re.IGNORECASE)
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class Responses:
-    """The Responses wire: what NeMo Gym's agent sends goes out as it is."""
+    """The Responses API: a call of NeMo Gym's agent is sent as it is."""
 
     path = "/v1/responses"
 
-    def request(self, body):
-        return dict(body)
+    def request(self, body: Body) -> Body:
+        return body
 
-    def response(self, raw):
+    def response(self, raw: Body) -> Body:
         """The answer, checked. Raises ValueError in words."""
         if not isinstance(raw.get("output"), list):
             raise ValueError("the answer has no list `output`")
@@ -59,31 +64,32 @@ class Responses:
             raise ValueError("the answer's `incomplete_details` tell no reason")
         return _with_usage(raw, raw.get("usage"), "input_tokens", "output_tokens")
 
-    def finish_reason(self, raw):
+    def finish_reason(self, raw: Body) -> Any:
         return None
 
 
 class Chat:
-    """The chat wire, through the converter of NeMo Gym's model server for vLLM."""
+    """The chat API, through the converter of NeMo Gym's model server for vLLM."""
 
     path = "/v1/chat/completions"
 
     def __init__(self):
+        # Imported late: only this API needs it, and it takes seconds and 140 MB (Ray comes along).
         from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
         from nemo_gym.responses_converter import VLLMConverter
 
         self.params = NeMoGymResponseCreateParamsNonStreaming
         self.converter = VLLMConverter(return_token_id_information=False, uses_reasoning_parser=True)
 
-    def request(self, body):
+    def request(self, body: Body) -> Body:
         """The body of a chat call. Raises pydantic's ValidationError, a ValueError."""
-        made = self.converter.responses_to_chat_completion_create_params(self.params.model_validate(body))
-        sent = made.model_dump(exclude_unset=True, mode="json")
-        sent["messages"] = [self._outgoing(item) for item in sent["messages"]]
-        return sent
+        params = self.converter.responses_to_chat_completion_create_params(self.params.model_validate(body))
+        call = params.model_dump(exclude_unset=True, mode="json")
+        call["messages"] = [self._outgoing(item) for item in call["messages"]]
+        return call
 
     def _outgoing(self, item):
-        """An assistant's message with its thoughts where endpoints with a reasoning parser take them."""
+        """A message; an assistant's reasoning goes where endpoints with a reasoning parser expect it."""
         if not item.get("tool_calls"):
             item.pop("tool_calls", None)
         if item["role"] == "assistant" and isinstance(item.get("content"), str):
@@ -92,11 +98,11 @@ class Chat:
                 item |= {"content": rest or None, "reasoning_content": "".join(thoughts)}
         return item
 
-    def response(self, raw):
+    def response(self, raw: Body) -> Body:
         """The Responses answer to a chat answer. Raises ValueError in words."""
         try:
-            said = {"role": "assistant"} | raw["choices"][0]["message"]
-            items = self.converter.postprocess_assistant_message_dict(self._incoming(said))
+            reply = {"role": "assistant"} | raw["choices"][0]["message"]
+            items = self.converter.postprocess_assistant_message_dict(self._incoming(reply))
             output = [item.model_dump(exclude_none=True) for item in items]
             reason = INCOMPLETE.get(self.finish_reason(raw))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -105,15 +111,14 @@ class Chat:
         answer = _with_usage(answer, raw.get("usage"), "prompt_tokens", "completion_tokens")
         return answer | ({"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {})
 
-    def _incoming(self, said):
-        thought = said.get("reasoning_content") or said.get("reasoning")
-        if thought:
-            said["content"] = self.converter._wrap_reasoning_in_think_tags([thought]) + (said.get("content") or "")
-        for call in said.get("tool_calls") or []:
+    def _incoming(self, reply):
+        if thoughts := reply.get("reasoning_content") or reply.get("reasoning"):
+            reply["content"] = self.converter._wrap_reasoning_in_think_tags([thoughts]) + (reply.get("content") or "")
+        for call in reply.get("tool_calls") or []:
             call["id"] = call.get("id") or f"call_{uuid4().hex}"
-        return said
+        return reply
 
-    def finish_reason(self, raw):
+    def finish_reason(self, raw: Body) -> Any:
         return raw["choices"][0].get("finish_reason")
 
 
@@ -121,28 +126,43 @@ WIRES = {"responses": Responses, "chat": Chat}
 
 
 def _with_usage(answer, usage, read, written):
-    """The answer with the token counts that the endpoint gave under these names; what is no count is left out."""
-    told = usage if isinstance(usage, dict) else {}
-    named = {"input_tokens": told.get(read), "output_tokens": told.get(written)}
+    """The answer with the token counts that the endpoint gave under these names, if they are counts."""
+    usage = usage if isinstance(usage, dict) else {}
+    named = {"input_tokens": usage.get(read), "output_tokens": usage.get(written)}
     counts = {name: count for name, count in named.items() if type(count) is int and count >= 0}
     rest = {key: value for key, value in answer.items() if key != "usage"}
     return rest | ({"usage": counts} if counts else {})
 
 
+class _Http(requests.Session):
+    def get_redirect_target(self, resp):
+        # To learn where a redirect leads, requests would read its body, however large.
+        return None
+
+
 class Endpoint:
     """The endpoint at `url` (up to /v1, with or without it). One object serves many threads."""
 
-    def __init__(self, url, model, key, timeout_s, wire="responses", sampling=None, extra=None, connections=10):
-        """`sampling` replaces parameters of the Responses call, `extra` goes into what is sent, over all else."""
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None,
+        timeout_s: float,
+        wire: str = "responses",
+        sampling: Body | None = None,
+        extra: Body | None = None,
+        connections: int = 10,
+    ):
+        """`sampling` replaces parameters of the Responses call, `extra` those of the request that is sent."""
         self.url, self.model, self.key, self.timeout_s = url.removesuffix("/v1"), model, key, timeout_s
-        self.wire, self.sampling, self.extra = WIRES[wire](), sampling or {}, extra or {}
-        self.http = requests.Session()
+        self.wire: Responses | Chat = WIRES[wire]()
+        self.sampling, self.extra = sampling or {}, extra or {}
+        self.http = _Http()
         self.http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # The environment's proxies lead outside; an endpoint on this machine is not out there.
-        self.http.trust_env = urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
-        # A library that looks where a redirect leads reads its body first, however large.
-        self.http.get_redirect_target = lambda reply: None
-        # Said even without a key, since a netrc would be asked otherwise.
+        # A proxy would look for the endpoint on its own machine.
+        self.http.trust_env = urlsplit(url).hostname not in LOOPBACK
+        # Set even without a key; requests would read a netrc otherwise.
         self.http.auth = self._authorize
         for scheme in ("http://", "https://"):
             self.http.mount(scheme, HTTPAdapter(pool_connections=1, pool_maxsize=connections))
@@ -152,29 +172,29 @@ class Endpoint:
             request.headers["Authorization"] = f"Bearer {self.key}"
         return request
 
-    def answer(self, body):
-        """The Responses answer to a Responses call, asked once. Raises ModelError."""
+    def answer(self, body: Body) -> Body:
+        """The Responses answer to a Responses call, sent once. Raises ModelError."""
         return self.read(self.ask(body))
 
-    def ask(self, body):
-        """Send a Responses call once over the wire: the raw answer, a dict. Raises ModelError."""
+    def ask(self, body: Body) -> Body:
+        """Send a Responses call once; returns the endpoint's raw answer. Raises ModelError."""
         try:
-            # Some servers stream their answer unless they are told otherwise.
-            sent = self.wire.request(body | self.sampling) | self.extra | {"model": self.model, "stream": False}
+            # Some servers stream their answer by default.
+            call = self.wire.request(body | self.sampling) | self.extra | {"model": self.model, "stream": False}
         except ValueError as error:
-            said = " ".join(str(error).split())[:EXCERPT]
-            raise ModelError(400, f"the call does not fit the chat wire: {said}", kind="wire") from None
-        return self._exchange("POST", self.wire.path, sent)
+            reason = " ".join(str(error).split())[:EXCERPT]
+            raise ModelError(400, f"the call does not fit the chat wire: {reason}", kind="wire") from None
+        return self._exchange("POST", self.wire.path, call)
 
-    def read(self, raw):
+    def read(self, raw: Body) -> Body:
         """The Responses answer in a raw one. Raises ModelError."""
         try:
             return self.wire.response(raw)
         except ValueError as error:
             raise ModelError(502, f"{self.url}: {error}", kind="schema") from None
 
-    def models(self):
-        """Names of the models that the endpoint lists; [] where it has no list."""
+    def models(self) -> list[str]:
+        """Names of the models that the endpoint lists; [] if it has no list."""
         try:
             listed = self._exchange("GET", "/v1/models").get("data")
         except ModelError:
@@ -183,12 +203,13 @@ class Endpoint:
         return [str(item["id"]) for item in listed if isinstance(item, dict) and item.get("id")]
 
     def _exchange(self, method, path, body=None):
-        url = self.url + path
-        kept = {"timeout": (CONNECT_TIMEOUT_S, self.timeout_s), "allow_redirects": False, "stream": True}
+        url, timeouts = self.url + path, (CONNECT_TIMEOUT_S, self.timeout_s)
         try:
-            with self.http.request(method, url, json=body, **kept) as reply:
+            with self.http.request(
+                method, url, json=body, timeout=timeouts, allow_redirects=False, stream=True
+            ) as reply:
                 data = self._body(url, reply)
-        # What a broken chunk is to the libraries below differs: a ValueError, too.
+        # A broken chunk may be a ValueError to the libraries below.
         except (OSError, HTTPError, ValueError) as error:
             raise ModelError(502, f"{url}: {type(error).__name__}", again=True, kind=_broken(error)) from None
         if reply.status_code != 200:
@@ -202,12 +223,12 @@ class Endpoint:
         if not isinstance(raw, dict):
             raise ModelError(502, f"{url}: the answer is not a JSON object", kind="not_json")
         if raw.get("error"):
-            said = self._excerpt(data.decode(errors="replace"))
-            raise ModelError(502, f"{url}: 200 with an error{said}", kind="error_body")
+            excerpt = self._excerpt(data.decode(errors="replace"))
+            raise ModelError(502, f"{url}: 200 with an error{excerpt}", kind="error_body")
         return raw
 
     def _body(self, url, reply):
-        """The bytes of an answer. Raises ModelError where it is too large or comes too slowly, OSError, HTTPError."""
+        """The bytes of an answer. Raises ModelError if it is too large or too slow, OSError, HTTPError."""
         parts, size, end = [], 0, time.monotonic() + self.timeout_s
         while part := reply.raw.read1(PART_BYTES, decode_content=True):
             parts.append(part)
@@ -219,7 +240,7 @@ class Endpoint:
         return b"".join(parts)
 
     def _refused(self, url, reply, text):
-        """An answer in place of a full context, as NeMo Gym's own model server gives it; else raises ModelError."""
+        """The answer of NeMo Gym's own model server if the context is full; raises ModelError otherwise."""
         status = reply.status_code
         if status == 400 and CONTEXT_FULL.search(text):
             return self._out_of_context()
@@ -234,23 +255,22 @@ class Endpoint:
 
     def _excerpt(self, text):
         text = text.replace(self.key, "***") if self.key else text
-        said = " ".join(text.split())[:EXCERPT]
-        return f": {said}" if said else ""
+        excerpt = " ".join(text.split())[:EXCERPT]
+        return f": {excerpt}" if excerpt else ""
 
 
 def _broken(error):
-    """The kind of a fault for an exchange that ended in an exception of the libraries below."""
-    # They try to connect once, which is as often as they may: an answer that breaks off is raised as it is.
+    """The kind of the fault when an exchange ended in an exception of the libraries below."""
+    # They wrap only a failed connection so; an answer that breaks off is raised as it is.
     if error.args and isinstance(error.args[0], MaxRetryError):
         return "unreachable"
     return "timeout" if isinstance(error, (requests.Timeout, ReadTimeoutError)) else "connection_broken"
 
 
-def insist(ask, tries, ended):
-    """Call `ask()` until it answers; a fault that another try may cure is tried `tries` times, a rate limit for ever.
+def insist(ask: Callable[[], Body], tries: int, ended: Event) -> Body:
+    """Call `ask()` until it answers: `tries` times if another try may help, without end for a rate limit.
 
-    Waits as long as the endpoint says, else longer each time; `ended` (an Event) cuts it short.
-    Raises ModelError.
+    Waits as long as the endpoint asks, or longer each time, until `ended` is set. Raises ModelError.
     """
     attempt = faults = 0
     while True:
@@ -263,15 +283,17 @@ def insist(ask, tries, ended):
         if not fault.again or faults >= tries:
             tried = f" ({attempt} tries)" if attempt > 1 else ""
             raise ModelError(fault.status, fault.message + tried, fault.headers, fault.again, fault.kind)
-        told = retry_after(fault.headers.get("Retry-After"))
-        pause = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
-        if ended.wait(pause if told is None else told):
+        wanted = retry_after(fault.headers.get("Retry-After"))
+        backoff = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
+        if ended.wait(backoff if wanted is None else wanted):
             raise ModelError(fault.status, f"{fault.message}; the time was up", kind=fault.kind)
 
 
-def retry_after(text):
-    """Seconds that a Retry-After header asks for (a number or a date), within bounds; None without a usable one."""
-    with suppress(TypeError, ValueError):
+def retry_after(text: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or a date), within bounds; None if unusable."""
+    if not text:
+        return None
+    with suppress(ValueError):
         return max(0.0, min(float(text), RETRY_AFTER_LIMIT_S))
     with suppress(TypeError, ValueError):
         return max(0.0, min(parsedate_to_datetime(text).timestamp() - time.time(), RETRY_AFTER_LIMIT_S))

@@ -1,12 +1,17 @@
 """The model API of a rehearsal or an evaluation, in the shape of the trainer's, and policies behind it.
 
-`POST <base>/v1/responses` with `Authorization: Bearer <session id>`; the session id decides
-whose turn is answered. Guarantees: an unknown session id gets 401 and learns nothing; the
-calls of one session are answered one at a time; an answer leaves out the fields that the
-trainer's API may leave out, and a token count is given only where an endpoint counted;
-session ids appear in no log and no error. It does not sample, tokenize or train: the policy
-is the row's ground truth, a fixed sentence, or what the driver brings (model_wire.py).
+`POST <base>/v1/responses` with `Authorization: Bearer <session id>`; the id selects the session.
+Guarantees:
+- an unknown session id gets 401 and learns nothing
+- the calls of one session are answered one at a time
+- an answer omits the fields that the trainer's API may omit, and has token counts only from an endpoint
+- session ids appear in no log and no error
+
+It does not sample, tokenize or train: the policy is the row's ground truth, a fixed sentence, or the
+driver's own (endpoint).
 """
+
+from __future__ import annotations
 
 import json
 import secrets
@@ -15,24 +20,30 @@ import socketserver
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from common.failure import Failure
 
 BASE_PATH = "/agentic_api"
-# NeMo Gym's agent makes six model calls at most; the last one is for the closing message.
+# NeMo Gym's agent makes at most six model calls; the last one is for the closing message.
 TURNS_WITH_CALLS = 5
 KNOWN_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+# An object of the Responses API (a request, an answer, an item), and the items of a history or an output.
+Body = dict[str, Any]
+Items = list[Body]
+Headers = dict[str, str] | None
 
 
 class ModelError(Exception):
-    """A model call that gets no answer: HTTP status, message, headers to send along, whether another try may help.
+    """A model call that gets no answer: HTTP status, message, headers to pass on, whether another try may help.
 
-    `kind` says what happened, as the Gateway's faults of endpoints do.
+    `kind` is the fault's type in the Gateway's names for faults of endpoints.
     """
 
-    def __init__(self, status, message, headers=None, again=False, kind="status"):
+    def __init__(self, status: int, message: str, headers: Headers = None, again: bool = False, kind: str = "status"):
         super().__init__(message)
         self.status, self.message, self.headers, self.again = status, message, headers or {}, again
         self.kind = kind
@@ -41,36 +52,40 @@ class ModelError(Exception):
 class Session:
     """One sample as the model API sees it: its task, its secret id, and the history it was sent."""
 
-    def __init__(self, task):
+    def __init__(self, task: dict[str, Any]):
         self.task, self.id = task, secrets.token_urlsafe(32)
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.turns, self.branches = 0, 0
-        self.prompt, self.history, self.answer = None, [], []
-        self.usages, self.incomplete, self.fault = [], None, None
+        self.prompt: Items | None = None
+        self.history: Items = []
+        self.answer: Items = []
+        self.usages: list[dict[str, int]] = []
+        self.incomplete: str | None = None
+        self.fault: ModelError | None = None
 
-    def take(self, items):
-        """Note a request's history; one that does not extend the history before starts a branch."""
+    def take(self, items: Items) -> None:
+        """Record a request's history; it starts a branch if it does not extend the earlier history."""
         if self.prompt is None:
             self.prompt = items
         elif items[: len(self.history)] != self.history:
             self.branches += 1
         self.history = items
 
-    def give(self, response):
-        """Note the answer that was given."""
+    def give(self, response: Body) -> None:
+        """Record the answer that was given."""
         self.turns += 1
         self.answer = response.get("output") or []
         self.usages.append(response.get("usage") or {})
         self.incomplete = (response.get("incomplete_details") or {}).get("reason")
 
-    def transcript(self):
-        """The items that followed the prompt: what the model said and what the tools answered."""
+    def transcript(self) -> Items:
+        """The items after the prompt: the model's output and the tools' results."""
         if self.prompt is None:
             return []
         return [*self.history[len(self.prompt) :], *self.answer]
 
-    def token_counts(self):
-        """(prompt, response, total) tokens of the sample, tool outputs in the response; None where not counted."""
+    def token_counts(self) -> tuple[int, int, int] | tuple[None, None, None]:
+        """(prompt, response, total) tokens of the sample, tool outputs in the response; None if not counted."""
         first, last = (self.usages[0], self.usages[-1]) if self.usages else ({}, {})
         prompt = first.get("input_tokens")
         if prompt is None or last.get("input_tokens") is None or last.get("output_tokens") is None:
@@ -79,12 +94,12 @@ class Session:
         return prompt, total - prompt, total
 
 
-def message(text):
+def message(text: str) -> Body:
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": _id("msg"), "role": "assistant", "status": "completed", "content": content}
 
 
-def function_call(name, arguments):
+def function_call(name: str, arguments: str) -> Body:
     """A tool call; `arguments` is the JSON text of an object."""
     fields = {"name": name, "arguments": arguments, "status": "completed"}
     return {"type": "function_call", "id": _id("fc"), "call_id": _id("call"), **fields}
@@ -94,20 +109,20 @@ def _id(prefix):
     return f"{prefix}_{secrets.token_hex(8)}"
 
 
-def answered(items):
-    """A completed answer as the trainer's API gives it: no usage details, no echo of tools and choices."""
+def answered(items: Items) -> Body:
+    """A completed answer as the trainer's API gives it: without usage details and an echo of the tools."""
     fields = {"object": "response", "created_at": int(time.time()), "model": "model"}
     return {"id": _id("resp"), **fields, "status": "completed", "output": items}
 
 
-def spread(calls, turns=TURNS_WITH_CALLS):
-    """Cut `calls` into at most `turns` parts in order, their sizes as equal as they can be."""
+def spread(calls: list[Any], turns: int = TURNS_WITH_CALLS) -> list[list[Any]]:
+    """Cut `calls` into at most `turns` parts of about equal size, in order."""
     count = min(len(calls), turns)
     edges = [round(index * len(calls) / count) for index in range(count + 1)] if count else []
     return [calls[start:end] for start, end in zip(edges, edges[1:], strict=False)]
 
 
-def oracle(session, body):
+def oracle(session: Session, body: Body) -> Body:
     """Play the row's ground truth, then close with a message."""
     parts = spread(session.task["metadata"]["ground_truth"])
     if session.turns < len(parts):
@@ -115,13 +130,13 @@ def oracle(session, body):
     return answered([message("Done.")])
 
 
-def noop(session, body):
+def noop(session: Session, body: Body) -> Body:
     """Do nothing: a message, and no tool call."""
     return answered([message("There is nothing to do.")])
 
 
-def own_address(gateway_url):
-    """This machine's address as the Gateway sees it: the one the system takes to reach it. Raises Failure."""
+def own_address(gateway_url: str | None) -> str:
+    """This machine's address as the Gateway sees it: the source address of the route there. Raises Failure."""
     parts = urlsplit(gateway_url or "http://127.0.0.1")
     try:
         family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
@@ -132,15 +147,19 @@ def own_address(gateway_url):
         raise Failure(f"NEMO_GYM_URL={gateway_url}: {error.strerror or error}") from None
 
 
+Policy = Callable[[Session, Body], Body]
+
+
 class ModelAPI(ThreadingHTTPServer):
-    """The server: sessions are opened and closed by the driver, turns are answered by `policy(session, body)`."""
+    """The server: the driver opens and closes sessions, `policy(session, body)` answers each turn."""
 
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host, policy, port=0):
+    def __init__(self, host: str, policy: Policy, port: int = 0):
         """Listen on `host` and `port` (0: a free one). Raises OSError."""
-        self.policy, self.sessions = policy, {}
+        self.policy = policy
+        self.sessions: dict[str, Session] = {}
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
@@ -149,25 +168,25 @@ class ModelAPI(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
 
     def server_bind(self):
-        # HTTPServer would look its own name up, which can take seconds and is used for nothing here.
+        # HTTPServer would look up its own name, which can take seconds and serves nothing here.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "model-api", self.server_address[1]
 
-    def open(self, task):
+    def open(self, task: dict[str, Any]) -> Session:
         session = Session(task)
         self.sessions[session.id] = session
         return session
 
-    def close(self, session):
+    def close(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
         session.ended.set()
 
     def handle_error(self, request, client_address):
-        """Say nothing of a Gateway that hung up: its trial has ended. Anything else is a fault of ours."""
+        """Ignore a Gateway that hung up, since its trial has ended; anything else is a fault of ours."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
-    def stop(self):
+    def stop(self) -> None:
         self.shutdown()
         self.server_close()
 
@@ -176,7 +195,8 @@ class Handler(BaseHTTPRequestHandler):
     """One connection; every answer is JSON, errors as {"error": {"code", "message"}}."""
 
     protocol_version = "HTTP/1.1"
-    # One segment an answer: the headers wait in the buffer for the body.
+    server: ModelAPI
+    # Buffer the headers until the body is there, so that an answer is one segment.
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -230,11 +250,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_):
-        """Say nothing: the driver counts the calls."""
+        """Log nothing: the driver counts the calls."""
 
 
 def _items(body):
-    """The request's history as a list, refused where the trainer would not understand it."""
+    """The request's history as a list. Raises ModelError if the trainer would not understand it."""
     items = body.get("input") if isinstance(body, dict) else None
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": items}]

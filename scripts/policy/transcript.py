@@ -1,15 +1,20 @@
-"""The items of a rollout out of its transcript: what rollout_dump.transcript and the trainer write, read back.
+"""A rollout's items as the text of its transcript, and the items of such a text, ours or the trainer's.
 
 `<think>`, `<tool_call>` and `<tool_response>` blocks become reasoning, function_call and
-function_call_output items, the text between them messages; chat template marks are left out.
-Guarantees: any text gives items, and none of its words is lost; a tool call that is no JSON keeps
-its text as arguments. What a tool answered cannot pass for a call: a block ends only at its own
-mark on a line's end or start, and the JSON text that tools answer with is one line.
+function_call_output items, the text between them messages; marks of the chat template are left out.
+Guarantees:
+- any text gives items, and no word of it is lost
+- a tool call that is not JSON keeps its text as arguments
+- a tool's answer cannot pass for a call: a block ends only at its own mark at a line's end or start,
+  and tools answer with JSON on one line
 """
+
+from __future__ import annotations
 
 import json
 import re
 from contextlib import suppress
+from typing import Any
 
 MARKS = re.compile(r"<\|im_start\|>(?:user|assistant|tool)?\n?|<\|im_end\|>\n?|<\|endoftext\|>\n?")
 BLOCK = re.compile(
@@ -17,14 +22,14 @@ BLOCK = re.compile(
 )
 
 
-def items(text):
+def items(text: str) -> list[dict[str, Any]]:
     """The Responses items of a transcript, in order."""
-    found, at = [], 0
+    parsed, at = [], 0
     for block in BLOCK.finditer(text):
-        found += _message(text[at : block.start()])
-        found.append(KINDS[block[1]](block[2].strip("\n")))
+        parsed += _message(text[at : block.start()])
+        parsed.append(KINDS[block[1]](block[2].strip("\n")))
         at = block.end()
-    return found + _message(text[at:])
+    return parsed + _message(text[at:])
 
 
 def _message(text):
@@ -38,9 +43,9 @@ def _call(text):
         call = json.loads(text)
         name, arguments = call["name"], call.get("arguments")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # What the model wrote in place of a call, as it stands.
+        # The model wrote something else than a call.
         return {"type": "function_call", "name": "", "arguments": text}
-    # A text among the arguments is what the model wrote in place of an object.
+    # Arguments that are a text, not an object, stay as the model wrote them.
     arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"type": "function_call", "name": str(name), "arguments": arguments}
 
@@ -52,18 +57,18 @@ KINDS = {
 }
 
 
-def paired(found):
-    """The items with a call_id each for calls and results: the n-th result answers the n-th call."""
+def paired(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items, with call ids set so that the n-th result answers the n-th call."""
     counts = {"function_call": 0, "function_call_output": 0}
-    for item in found:
+    for item in items:
         if item["type"] in counts:
             counts[item["type"]] += 1
             item["call_id"] = f"call_{counts[item['type']]}"
-    return found
+    return items
 
 
-def transcript(items):
-    """The text of history items as a Qwen model would have written and read them."""
+def transcript(items: list[dict[str, Any]]) -> str:
+    """The text of history items as a Qwen model writes and reads them."""
     return "\n".join(filter(None, map(_item_text, items)))
 
 
@@ -80,7 +85,7 @@ def _item_text(item):
 
 def _call_text(item):
     arguments = item.get("arguments")
-    # What is no JSON is shown as the model wrote it.
+    # Arguments that are not JSON stay as the model wrote them.
     with suppress(ValueError, TypeError, RecursionError):
         arguments = json.loads(arguments)
     return json.dumps({"name": item.get("name"), "arguments": arguments}, ensure_ascii=False)

@@ -58,7 +58,7 @@ class Watch:
 def all_answer(graph):
     """Whether the Gateway is ready, the head server answers, and something listens for Ray."""
     settings = graph.settings
-    head = net.get(f"{settings.local_url('head')}/server_instances", 3)[0] == 200
+    head = net.ask(f"{settings.local_url('head')}/server_instances").status == 200
     return head and ports.connects(settings.GYM_RAY_PORT) and graph.health()[0] == 200
 
 

@@ -30,6 +30,8 @@ POLL_S = 0.5
 PORTS_TAKEN = 200
 # The rooms that the graph's processes import.
 GRAPH_ROOMS = ("common", "pages", "inputs", "servers", "gateway")
+# Files of these rooms that no running graph depends on.
+NO_CODE = (".pyc", ".md")
 
 SUPERVISOR_GRACE_S = 30
 
@@ -58,7 +60,7 @@ def wait_for(process):
 def graph_code():
     """Hash of the code, pages, packages and patches that a running graph was started from."""
     scripts = ROOT / "scripts"
-    files = [path for room in GRAPH_ROOMS for path in (scripts / room).rglob("*.*") if path.suffix != ".pyc"]
+    files = [path for room in GRAPH_ROOMS for path in (scripts / room).rglob("*.*") if path.suffix not in NO_CODE]
     parts = [hash_files(ROOT, [*files, scripts / "requirements.txt"]), hash_files(PATCHES, PATCHES.glob("*.patch"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -204,7 +206,7 @@ def wait_until_ready(graph, current):
 
 
 def head_answers(settings):
-    return net.get(f"{settings.local_url('head')}/server_instances", 2)[0] == 200
+    return net.ask(f"{settings.local_url('head')}/server_instances", timeout=2).status == 200
 
 
 def why_not(graph):

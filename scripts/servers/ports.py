@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from common.failure import Failure
-from common.net import _is_loopback
+from common.net import is_loopback
 from servers.processes import opened, processes
 
 
@@ -43,7 +43,7 @@ def listener(inodes):
 def beyond_loopback(group, allowed=()):
     """Listening sockets of the processes in `group` that other machines could reach: [(address, port)]."""
     inodes = set().union(*(sockets_of(process) for process in group)) if group else set()
-    return [(a, p) for a, p, inode in listening() if inode in inodes and not _is_loopback(a) and p not in allowed]
+    return [(a, p) for a, p, inode in listening() if inode in inodes and not is_loopback(a) and p not in allowed]
 
 
 def refuse_ephemeral(port, variable):

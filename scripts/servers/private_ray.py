@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.failure import Failure
 from common.files import tail
-from common.net import get
+from common.net import ask
 from servers.ports import beyond_loopback, check_ports, connects
 from servers.processes import end, environment, forget_sessions, ours, spawn
 
@@ -95,7 +95,7 @@ class PrivateRay:
         needed = ["node-manager-port"] + (["dashboard-agent-listen-port"] if self.role == "rehearsal" else [])
         if not all(map(connects, [self.port, *(self.base + RAY_OFFSETS[name] for name in needed)])):
             return False
-        return self.role == "gym" or b'"ALIVE"' in get(f"{self.dashboard_url}/nodes?view=summary", 5)[1]
+        return self.role == "gym" or '"ALIVE"' in ask(f"{self.dashboard_url}/nodes?view=summary", timeout=5).text
 
     def start(self, detail=lambda text: None):
         """Start it, or find it running, and wait until it answers. Raises Failure with the log's end."""

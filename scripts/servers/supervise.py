@@ -79,7 +79,7 @@ class Server:
         if now < self.next_look:
             return
         self.next_look = now + LOOK_EVERY_S
-        if net.get(self.url, LOOK_TIMEOUT_S)[0]:
+        if net.ask(self.url, timeout=LOOK_TIMEOUT_S).status:
             self.answered = now
         elif self.answered and now - self.answered > HANG_S:
             note(f"{self.name} has not answered at {self.url} for {HANG_S} s; it is ended")

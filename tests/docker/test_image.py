@@ -213,8 +213,8 @@ def test_the_token_is_in_a_file_of_the_owners_and_not_in_what_inspect_shows(clie
     assert TOKEN not in json.dumps([client.api.inspect_container(container.id), container.top()])
     path = installation.settings.RUN_DIR / docker_backend.TOKEN
     assert (path.read_text(), path.stat().st_mode & 0o777) == (TOKEN, 0o600)
-    status, _ = net.get(f"{installation.settings.local_url('gateway')}/v1/trials/none", 5)
-    assert status == 401
+    answer = net.ask(f"{installation.settings.local_url('gateway')}/v1/trials/none", timeout=5)
+    assert answer.status == 401
 
 
 def test_only_the_gateway_may_be_reached_from_beyond_loopback(container, installation):

@@ -90,7 +90,7 @@ class Cluster:
 
     def wait_nodes(self, count):
         end = time.monotonic() + START_S
-        while net.get(f"{self.dashboard_url}/nodes?view=summary", 5)[1].count(b'"ALIVE"') < count:
+        while net.ask(f"{self.dashboard_url}/nodes?view=summary", timeout=5).text.count('"ALIVE"') < count:
             assert time.monotonic() < end, "the nodes did not show on the dashboard"
             time.sleep(0.3)
 

@@ -8,10 +8,8 @@ from inputs import row_facts, rows
 from servers import tree
 from support.task_rows import SHARED_DATA
 
-CALL = {
-    "name": "calendar_update_event",
-    "arguments": '{"event_id": "00000252", "field": "duration", "new_value": "30"}',
-}
+ARGUMENTS = '{"event_id": "00000252", "field": "duration", "new_value": "30"}'
+CALL = {"name": "calendar_update_event", "arguments": ARGUMENTS}
 
 
 def row(*calls, prompt="Do it", tools=()):
@@ -67,17 +65,17 @@ def test_tokens_are_bytes_of_tools_instructions_and_messages_over_the_ratio():
 
 def test_twins_are_found_by_words_and_by_the_meaning_of_the_answer():
     other = CALL | {"arguments": '{"new_value": "30", "event_id": "00000252", "field": "DURATION"}'}
-    places = [
-        ("a", row(CALL)),
-        ("b", row(other, prompt="do  IT.")),
-        ("c", row(prompt="Do it")),
-        ("d", row(prompt="do it")),
+    variants = [row(CALL), row(other, prompt="do  IT."), row(prompt="Do it"), row(prompt="do it")]
+    twins = row_facts.twins(zip("abcd", variants, strict=True))
+    assert twins == [
+        ("b", "a", True),
+        ("c", "a", False),
+        ("d", "c", True),
     ]
-    assert row_facts.twins(places) == [("b", "a", True), ("c", "a", False), ("d", "c", True)]
 
 
 @pytest.mark.shared_data
 def test_prompts_of_the_published_shape_are_estimated_near_what_was_counted():
-    estimates = [row_facts.prompt_tokens(each) for each in rows.read_rows(SHARED_DATA / "workbench_dev.jsonl")]
+    estimates = [row_facts.prompt_tokens(raw) for raw in rows.read_rows(SHARED_DATA / "workbench_dev.jsonl")]
     # Counted with Qwen's vocabulary and template: 4,198 to 4,323.
     assert 4198 <= min(estimates) < 4198 * 1.02 and 4323 <= max(estimates) < 4323 * 1.02

@@ -2,8 +2,6 @@
 
 import copy
 import json
-from importlib import metadata
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +9,10 @@ from hypothesis import strategies as st
 
 from common.failure import Failure
 from inputs import rows
+from servers import tree
+from support.task_rows import SHARED_DATA
 
-EXAMPLE = Path(
-    metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")
-)
-# More rows lie beside some checkouts; where they do not, the shipped ones have to do.
-MORE = Path(__file__).resolve().parents[4] / "shared" / "data" / "workbench_dev.jsonl"
+P = rows.WRAPPER
 
 
 def row(**params):
@@ -41,43 +37,40 @@ def round_trip(raw):
     assert rows.to_run_request(raw) == before
 
 
-@pytest.mark.parametrize("path", [EXAMPLE, MORE], ids=lambda path: path.name)
-def test_every_row_at_hand_comes_back_from_its_converted_form(path):
-    if not path.exists():
-        pytest.skip(f"{path.name} is not on this machine")
-    found = rows.read_rows(path)
-    assert len(found) in (5, 345)
-    for raw in found:
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        (tree.installed_tree() / tree.WORKPLACE / "data" / "example.jsonl", 5),
+        pytest.param(SHARED_DATA / "workbench_dev.jsonl", 345, marks=pytest.mark.shared_data),
+    ],
+)
+def test_every_row_at_hand_comes_back_from_its_converted_form(path, count):
+    raw_rows = rows.read_rows(path)
+    assert len(raw_rows) == count
+    for raw in raw_rows:
         round_trip(raw)
 
 
 @pytest.mark.parametrize(
-    "params",
+    "raw",
     [
-        {"instructions": "be brief"},
-        {"instructions": None},
-        {"metadata": {"a": "b"}},
-        {"temperature": 0.5, "top_p": 1, "max_output_tokens": 100},
-        {"input": "one string"},
-        {"parallel_tool_calls": True},
-        {"tools": []},
+        row(instructions="be brief", parallel_tool_calls=True),
+        row(instructions=None, input="one string"),
+        row(metadata={"a": "b"}, tools=[]),
+        row(temperature=0.5, top_p=1, max_output_tokens=100),
+        row() | {"metadata": {"x": 1}, "messages": "kept", "input": [1], "developer": None},
     ],
 )
-def test_params_come_back(params):
-    round_trip(row(**params))
-
-
-def test_keys_of_the_row_come_back_metadata_among_them():
-    round_trip(row() | {"metadata": {"x": 1}, "messages": "kept", "input": [1], "developer": None})
+def test_params_and_keys_of_the_row_come_back(raw):
+    round_trip(raw)
 
 
 def test_converted_row_has_the_trainers_shape():
     relax = rows.to_relax(row(instructions="be brief", temperature=1.0))
-    assert relax["input"] == row()["responses_create_params"]["input"]
-    assert relax["metadata"]["developer_message"] == "be brief"
-    assert relax["metadata"]["tools"] == row()["responses_create_params"]["tools"]
-    assert relax["metadata"]["responses_create_params"] == {"temperature": 1.0}
-    assert relax["metadata"]["id"] == 7
+    assert relax["input"] == row()[P]["input"]
+    rest = {name: row()[name] for name in ("id", "ground_truth", "category", "environment_name")}
+    moved = {"developer_message": "be brief", "tools": row()[P]["tools"]}
+    assert relax["metadata"] == {**rest, **moved, P: {"temperature": 1.0}}
 
 
 @pytest.mark.parametrize("name", ["tools", "parallel_tool_calls", "developer_message"])
@@ -130,7 +123,6 @@ def changed(path, value):
     return raw
 
 
-P = "responses_create_params"
 BAD = [
     ((P,), ..., P),
     ((P,), [], P),
@@ -219,8 +211,13 @@ def test_depth_is_bounded_whatever_it_is():
 GOOD = json.dumps(row()).encode()
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "rows.jsonl"
+
+
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         (b"{", "not JSON at column 2"),
         (b"NaN", "holds NaN"),
@@ -234,56 +231,52 @@ GOOD = json.dumps(row()).encode()
         (b"null", "the row is not an object but null"),
         (b'"\xff"', "not UTF-8 at byte 2"),
         (b"\x00\x00", "not JSON"),
-        (
-            b'{"input": [], "id": 1}',
-            "responses_create_params: missing: it wraps the row's input and tools (keys found: id",
-        ),
+        (b'{"input": [], "id": 1}', f"{P}: missing: it wraps the row's input and tools (keys found: id"),
     ],
     ids=range(13),
 )
-def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, said):
-    path = tmp_path / "rows.jsonl"
+def test_a_bad_line_is_named_by_file_and_line(path, line, words):
     path.write_bytes(GOOD + b"\n\n" + line + b"\n")
     with pytest.raises(Failure) as caught:
         rows.read_rows(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}:3: ") and said in message
+    assert message.startswith(f"{path}:3: ") and words in message
     assert "\n" not in message and len(message) < 400
 
 
-def test_records_are_counted_not_newlines(tmp_path):
-    path = tmp_path / "rows.jsonl"
+def test_records_are_counted_not_newlines(path):
     separators = json.dumps(row(input="a\u2028b\x85c"), ensure_ascii=False).encode()
     path.write_bytes(b"\n \r\n" + GOOD + b"\r\n\n" + separators)
     assert len(rows.read_rows(path)) == 2
-    assert len(rows.read_rows(path, limit=1)) == 1
 
 
-def test_a_limit_stops_before_later_rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
+def test_a_limit_stops_before_later_rows(path):
     path.write_bytes(GOOD + b"\n{")
     assert len(rows.read_rows(path, limit=1)) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_a_file_without_rows_is_refused(tmp_path, content):
-    path = tmp_path / "rows.jsonl"
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no rows"),
+        (b"\n \n", "holds no rows"),
+        (b"\xef\xbb\xbf" + GOOD, "rows.jsonl:1: begins with a byte order mark"),
+    ],
+)
+def test_a_file_without_rows_or_with_a_byte_order_mark_is_refused(path, content, words):
     path.write_bytes(content)
-    with pytest.raises(Failure, match="holds no rows"):
+    with pytest.raises(Failure, match=words):
         rows.read_rows(path)
 
 
-def test_a_byte_order_mark_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD)
-    with pytest.raises(Failure, match="rows.jsonl:1: begins with a byte order mark"):
-        rows.read_rows(path)
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    with pytest.raises(Failure, match="No such file.*; mend NEMO_GYM_SOURCE_DATA"):
-        rows.read_rows(tmp_path / "none.jsonl")
-    with pytest.raises(Failure, match="Is a directory"):
-        rows.read_rows(tmp_path)
-    with pytest.raises(Failure, match="No such file.*; make data SPLIT=train"):
-        rows.read_rows(tmp_path / "workplace_assistant_train.jsonl")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.jsonl", "No such file.*; mend NEMO_GYM_SOURCE_DATA"),
+        ("", "Is a directory"),
+        ("workplace_assistant_train.jsonl", "No such file.*; make data SPLIT=train"),
+    ],
+)
+def test_a_missing_file_and_a_folder_are_named(tmp_path, name, words):
+    with pytest.raises(Failure, match=words):
+        rows.read_rows(tmp_path / name)

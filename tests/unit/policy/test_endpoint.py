@@ -4,14 +4,13 @@ import email.utils
 import gzip
 import json
 import socket
-import socketserver
 import threading
 import time
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from policy import endpoint as model_wire
 from policy.endpoint import Endpoint, insist, retry_after
 from policy.model_api import ModelError
 from support.scripted_endpoint import REPORTED, Reply, ScriptedEndpoint
@@ -38,18 +37,50 @@ def scripted():
         yield server
 
 
-def endpoint(server, wire, **more):
-    return Endpoint(server.url + more.pop("suffix", ""), "m", KEY, 20, wire, **more)
+class Raw(BaseHTTPRequestHandler):
+    """Answers each call with the server's `parts`, bytes as they are, with a `pause` after each."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append((self.client_address, self.headers))
+        with suppress(ConnectionError):
+            for part in self.server.parts:
+                self.wfile.write(part)
+                time.sleep(self.server.pause)
+        self.close_connection = not self.server.keeps
+
+    def log_message(self, *_):
+        """The test reads the calls."""
 
 
-def chat_answer(said, finish="stop", **more):
-    return json.dumps({"choices": [{"message": said, "finish_reason": finish}], "model": "x"} | more).encode()
+@pytest.fixture
+def raw():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Raw) as server:
+        server.pause, server.keeps, server.asked = 0, False, []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def whole(body, status=200, headers=""):
+    return f"HTTP/1.1 {status} S\r\nContent-Length: {len(body)}\r\n{headers}\r\n{body}".encode()
+
+
+def endpoint(server, wire="responses"):
+    return Endpoint(server.url, "m", KEY, 20, wire)
+
+
+def chat_answer(message, finish="stop", **more):
+    return json.dumps({"choices": [{"message": message, "finish_reason": finish}], "model": "x"} | more).encode()
 
 
 @pytest.mark.parametrize("wire", ["responses", "chat"])
 @pytest.mark.parametrize("suffix", ["", "/v1"])
 def test_both_wires_give_the_same_call_and_its_usage(scripted, wire, suffix):
-    answer = endpoint(scripted, wire, suffix=suffix).answer(BODY)
+    answer = Endpoint(scripted.url + suffix, "m", KEY, 20, wire).answer(BODY)
     [call] = answer["output"]
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "find", '{"a": 1}') and call["call_id"]
     assert answer["usage"] == {"input_tokens": 100, "output_tokens": 10} and answer["model"] == REPORTED
@@ -62,12 +93,10 @@ def test_a_history_becomes_chat_messages_with_thoughts_beside_the_content(script
     endpoint(scripted, "chat").answer(BODY | {"input": BODY["input"] + HISTORY})
     [(_, _, sent)] = scripted.requests
     assert [item["role"] for item in sent["messages"]] == ["system", "user", "assistant", "tool"]
-    said, told = sent["messages"][2:]
-    assert (said["content"], said["reasoning_content"]) == ("So:", "I think.")
-    assert said["tool_calls"] == [
-        {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
-    ]
-    assert told == {"role": "tool", "tool_call_id": "c1", "content": '{"error": "no"}'}
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
+    thoughts = {"content": "So:", "reasoning_content": "I think."}
+    assert sent["messages"][2] == {"role": "assistant", **thoughts, "tool_calls": [call]}
+    assert sent["messages"][3] == {"role": "tool", "tool_call_id": "c1", "content": '{"error": "no"}'}
     function = {name: TOOL[name] for name in ("name", "description", "parameters")}
     assert sent["tools"] == [{"type": "function", "function": function}] and sent["temperature"] == 1.0
 
@@ -125,44 +154,29 @@ def test_a_200_that_is_no_answer_is_a_fault_that_no_other_try_cures(scripted, wi
     ("status", "shown", "again"),
     [(400, 400, False), (401, 401, False), (302, 502, False), (429, 429, True), (500, 500, True), (503, 503, True)],
 )
-def test_a_status_is_shown_with_what_came_and_without_the_key(scripted, status, shown, again):
-    headers = {"Retry-After": "7", "Location": "http://127.0.0.1:9/"}
-    scripted.behaviour = lambda asked: Reply(status=status, headers=headers)
-    scripted.server.RequestHandlerClass.write = _echoing(scripted.server.RequestHandlerClass.write)
+def test_a_status_is_shown_with_what_came_and_without_the_key(raw, status, shown, again):
+    raw.parts = [whole(f'{{"key": "{KEY}"}}', status, "Retry-After: 7\r\nLocation: http://127.0.0.1:9/\r\n")]
     with pytest.raises(ModelError) as fault:
-        endpoint(scripted, "responses").answer(BODY)
-    found = fault.value
-    assert (found.status, found.again, found.headers) == (shown, again, {"Retry-After": "7"})
-    assert f"{status}: " in found.message and KEY not in found.message and "***" in found.message
-    assert len(scripted.requests) == 1
-
-
-def _echoing(write):
-    return lambda handler, status, body, headers=None: write(handler, status, body | {"key": KEY}, headers)
+        endpoint(raw).answer(BODY)
+    error = fault.value
+    assert (error.status, error.again, error.headers) == (shown, again, {"Retry-After": "7"})
+    assert f"{status}: " in error.message and KEY not in error.message and "***" in error.message
+    assert len(raw.asked) == 1
 
 
 @pytest.mark.parametrize("wire", ["responses", "chat"])
 @pytest.mark.parametrize("text", ["This model's maximum context length is 8192 tokens.", "exceeds the context size"])
-def test_a_full_context_ends_the_answer_and_is_no_fault(scripted, wire, text, monkeypatch):
-    scripted.behaviour = lambda asked: Reply(status=400)
-    write = scripted.server.RequestHandlerClass.write
-    monkeypatch.setattr(
-        scripted.server.RequestHandlerClass, "write", lambda self, status, *_: write(self, status, {"message": text})
-    )
-    answer = endpoint(scripted, wire).answer(BODY)
+def test_a_full_context_ends_the_answer_and_is_no_fault(raw, wire, text):
+    raw.parts = [whole(text, 400)]
+    answer = endpoint(raw, wire).answer(BODY)
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [item["type"] for item in answer["output"]] == ["message"]
 
 
-def test_a_refused_parameter_is_no_full_context(scripted, monkeypatch):
-    write = scripted.server.RequestHandlerClass.write
-    said = {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}
-    monkeypatch.setattr(
-        scripted.server.RequestHandlerClass, "write", lambda self, status, *_: write(self, status, said)
-    )
-    scripted.behaviour = lambda asked: Reply(status=400)
+def test_a_refused_parameter_is_no_full_context(raw):
+    raw.parts = [whole("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", 400)]
     with pytest.raises(ModelError, match="max_completion_tokens"):
-        endpoint(scripted, "chat").answer(BODY)
+        endpoint(raw, "chat").answer(BODY)
 
 
 def test_what_the_converter_does_not_take_is_said_in_a_line(scripted):
@@ -172,64 +186,36 @@ def test_what_the_converter_does_not_take_is_said_in_a_line(scripted):
     assert fault.value.kind == "wire"
 
 
-def test_no_cookie_is_kept_and_no_netrc_or_proxy_asked_for_this_machine(scripted, tmp_path, monkeypatch):
+def test_no_cookie_is_kept_and_no_netrc_or_proxy_asked_for_this_machine(raw, tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login u password p\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    scripted.behaviour = lambda asked: Reply(body=b'{"output": []}')
-    write = scripted.server.RequestHandlerClass.write
-    monkeypatch.setattr(
-        scripted.server.RequestHandlerClass,
-        "write",
-        lambda self, status, body, headers=None: write(self, status, body, {"Set-Cookie": "a=b"}),
-    )
-    asked = Endpoint(scripted.url, "m", None, 20)
-    asked.http.trust_env = True
+    raw.parts = [whole('{"output": []}', headers="Set-Cookie: a=b\r\n")]
+    without_key = Endpoint(raw.url, "m", None, 20)
+    without_key.answer(BODY)
+    # As for an endpoint elsewhere, which the environment may have a netrc for.
+    without_key.http.trust_env = True
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    asked.answer(BODY)
-    asked.answer(BODY)
-    assert all("Cookie" not in headers and "Authorization" not in headers for _, headers, _ in scripted.requests)
+    without_key.answer(BODY)
+    assert all("Cookie" not in headers and "Authorization" not in headers for _, headers in raw.asked)
 
 
 def test_models_are_listed_where_there_is_a_list(scripted):
-    assert endpoint(scripted, "responses").models() == [REPORTED]
+    assert endpoint(scripted).models() == [REPORTED]
     assert Endpoint("http://127.0.0.1:9", "m", None, 5).models() == []
 
 
 @pytest.mark.parametrize("wire", ["responses", "chat"])
-@pytest.mark.parametrize("told", ["5", [1], {"input_tokens": "a", "prompt_tokens": -5, "completion_tokens": True}])
-def test_a_usage_that_counts_nothing_is_left_out(scripted, wire, told):
-    said = chat_answer({"content": "Hi."}, usage=told, output=[])
-    scripted.behaviour = lambda asked: Reply(body=said)
+@pytest.mark.parametrize("usage", ["5", [1], {"input_tokens": "a", "prompt_tokens": -5, "completion_tokens": True}])
+def test_a_usage_that_counts_nothing_is_left_out(scripted, wire, usage):
+    body = chat_answer({"content": "Hi."}, usage=usage, output=[])
+    scripted.behaviour = lambda asked: Reply(body=body)
     assert "usage" not in endpoint(scripted, wire).answer(BODY)
 
 
 @pytest.mark.parametrize("key", [KEY, "EMPTY"])
 def test_a_key_that_comes_back_in_an_answer_is_hidden_unless_it_is_a_word(scripted, key):
     scripted.behaviour = lambda asked: Reply(body=json.dumps({"output": [], "model": f"of {key}"}).encode())
-    told = Endpoint(scripted.url, "m", key, 20).answer(BODY)["model"]
-    assert told == ("of EMPTY" if key == "EMPTY" else "of ***")
-
-
-class Raw(socketserver.StreamRequestHandler):
-    """Sends `parts`, bytes as they are, to whoever asks; waits a little before each."""
-
-    def handle(self):
-        while self.rfile.readline().strip():
-            pass
-        with suppress(ConnectionError):
-            for part in self.server.parts:
-                self.wfile.write(part)
-                time.sleep(self.server.pause)
-
-
-@pytest.fixture
-def raw():
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Raw) as server:
-        server.daemon_threads, server.pause = True, 0
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+    assert Endpoint(scripted.url, "m", key, 20).answer(BODY)["model"] == ("of EMPTY" if key == "EMPTY" else "of ***")
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n%s\r\n\r\n"
@@ -253,14 +239,14 @@ REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; ch
 def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words, kind):
     raw.parts = parts
     with pytest.raises(ModelError, match=words) as fault:
-        Endpoint(raw.url, "m", KEY, 20)._exchange("GET", "/")
+        endpoint(raw).answer(BODY)
     assert raw.url in fault.value.message and fault.value.kind == kind
 
 
 def test_an_endpoint_at_which_nobody_listens_is_unreachable():
     with socket.socket() as taken, pytest.raises(ModelError) as fault:
         taken.bind(("127.0.0.1", 0))
-        Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "m", KEY, 20)._exchange("GET", "/")
+        Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "m", KEY, 20).answer(BODY)
     assert fault.value.kind == "unreachable" and fault.value.again
 
 
@@ -271,40 +257,38 @@ def test_an_endpoint_at_which_nobody_listens_is_unreachable():
 def test_an_answer_that_comes_too_slowly_is_given_up(raw, parts, pause, words):
     raw.parts, raw.pause = parts, pause
     with pytest.raises(ModelError, match=words) as fault:
-        Endpoint(raw.url, "m", KEY, 1)._exchange("GET", "/")
+        Endpoint(raw.url, "m", KEY, 1).answer(BODY)
     assert fault.value.kind == "timeout"
 
 
-def test_a_connection_is_kept_for_the_next_call(scripted, monkeypatch):
-    kind, began = scripted.server.RequestHandlerClass, []
-    setup = kind.setup
-    monkeypatch.setattr(kind, "setup", lambda self: (began.append(self.client_address), setup(self)))
-    asked = endpoint(scripted, "responses")
+def test_a_connection_is_kept_for_the_next_call(raw):
+    raw.parts, raw.keeps = [whole('{"output": []}')], True
+    kept = endpoint(raw)
     for _ in range(3):
-        asked.answer(BODY)
-    assert len(scripted.requests) == 3 and len(began) == 1
+        kept.answer(BODY)
+    assert len(raw.asked) == 3 and len({address for address, _ in raw.asked}) == 1
 
 
 # --- tries ---------------------------------------------------------------------------------
 
 
-def answers(*made):
+def answers(*outcomes):
     """An `ask` that raises or returns these in turn, and how often it was called."""
-    waiting, calls = list(made), []
+    waiting, calls = list(outcomes), []
 
     def ask():
         calls.append(1)
-        one = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        if isinstance(one, ModelError):
-            raise one
-        return one
+        outcome = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        if isinstance(outcome, ModelError):
+            raise outcome
+        return outcome
 
     return ask, calls
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(model_wire, "BACKOFF_S", 0.001)
+    monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.001)
 
 
 BROKEN = ModelError(502, "broken", again=True, kind="connection_broken")
@@ -313,16 +297,16 @@ LIMITED = ModelError(429, "limited", again=True)
 
 
 @pytest.mark.parametrize(
-    ("made", "tries", "calls"),
+    ("outcomes", "tries", "calls"),
     [(["ok"], 1, 1), ([BROKEN, BROKEN, "ok"], 3, 3), ([LIMITED] * 9 + ["ok"], 1, 10), ([LIMITED, BROKEN, "ok"], 2, 3)],
 )
-def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick, made, tries, calls):
-    ask, called = answers(*made)
+def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick, outcomes, tries, calls):
+    ask, called = answers(*outcomes)
     assert insist(ask, tries, threading.Event()) == "ok" and len(called) == calls
 
 
 @pytest.mark.parametrize(
-    ("made", "tries", "calls", "words"),
+    ("outcomes", "tries", "calls", "words"),
     [
         ([BROKEN], 3, 3, r"broken \(3 tries\)"),
         ([BAD], 5, 1, "bad$"),
@@ -330,11 +314,11 @@ def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick,
         ([LIMITED, BROKEN, LIMITED, BROKEN], 2, 4, r"broken \(4 tries\)"),
     ],
 )
-def test_what_no_try_cures_is_raised(quick, made, tries, calls, words):
-    ask, called = answers(*made)
+def test_what_no_try_cures_is_raised(quick, outcomes, tries, calls, words):
+    ask, called = answers(*outcomes)
     with pytest.raises(ModelError, match=words) as fault:
         insist(ask, tries, threading.Event())
-    assert len(called) == calls and fault.value.kind == made[-1].kind
+    assert len(called) == calls and fault.value.kind == outcomes[-1].kind
 
 
 def test_the_wait_is_the_one_the_endpoint_asks_for_and_ends_with_the_trial():
@@ -346,14 +330,7 @@ def test_the_wait_is_the_one_the_endpoint_asks_for_and_ends_with_the_trial():
     assert waits == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("3", 3), ("0.5", 0.5), ("-1", 0), ("99999", 600), ("soon", None), (None, None), ("", None)],
-)
-def test_retry_after_as_a_number(text, seconds):
-    assert retry_after(text) == seconds
-
-
-def test_retry_after_as_a_date():
+def test_retry_after_is_a_number_or_a_date_within_bounds():
+    texts = ("3", "0.5", "-1", "99999", "soon", None, "", "Wed, 21 Oct 2015 07:28:00 GMT")
+    assert [retry_after(text) for text in texts] == [3, 0.5, 0, 600, None, None, None, 0]
     assert 20 < retry_after(email.utils.formatdate(time.time() + 30, usegmt=True)) <= 30
-    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0

@@ -6,14 +6,13 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from common import files, net
+from common import files
 from common.failure import Failure
 from common.settings import ROOT
 from servers import ports as server_ports
@@ -326,19 +325,6 @@ def _ipv6():
 
 
 # --- the rest ------------------------------------------------------------------------------
-
-
-def test_get_asks_no_proxy_and_says_why_nobody_answered(port, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    status, reason = net.get(f"http://127.0.0.1:{port}/", 2)
-    assert status == 0 and b"refused" in reason
-
-
-def test_get_of_what_speaks_no_http_is_no_answer():
-    with socket.create_server(("127.0.0.1", 0)) as odd:
-        threading.Thread(target=lambda: odd.accept()[0].sendall(b"garbage\r\n\r\n"), daemon=True).start()
-        status, reason = net.get(f"http://127.0.0.1:{odd.getsockname()[1]}/", 2)
-    assert status == 0 and b"BadStatusLine" in reason
 
 
 def test_the_end_of_a_log_is_short_and_indented(tmp_path):
