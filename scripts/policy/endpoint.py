@@ -5,44 +5,48 @@ Guarantees:
 - an answer is bounded in size and, from its first byte on, in time
 - no redirect is followed, no cookie is kept, no netrc is read
 - the environment's proxies are used, but not for this machine
-- a fault of the endpoint is a ModelError that says whether another try may help, never the policy's answer
+- a fault of the endpoint is an EndpointFault that says whether another try may help, never the policy's answer
 """
 
 from __future__ import annotations
 
-import json
+import math
 import random
-import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError, MaxRetryError, ReadTimeoutError
 
 from common.net import LOOPBACK
-from policy.model_api import Body, ModelError, answered, message
+from policy.answers import read_chat, read_responses
+from policy.model_api import Body, ModelError
+from policy.replies import EXCERPT, RATE_LIMITED, EndpointFault, PolicyFault, Reply, object_in
 
-AGAIN = {429, 500, 502, 503, 504}
-RATE_LIMITED = 429
 CONNECT_TIMEOUT_S = 10
-BACKOFF_S, BACKOFF_LIMIT_S, RETRY_AFTER_LIMIT_S = 0.5, 30, 600
-EXCERPT = 200
+# What to do about an exchange that never began, by a word of the library's reason.
+CURES = {
+    "getaddrinfo": "; is the host's name right, and known here?",
+    "NameResolution": "; is the host's name right, and known here?",
+    "CERTIFICATE_VERIFY": "; REQUESTS_CA_BUNDLE names the certificates to trust",
+    "WRONG_VERSION": "; it speaks no TLS: is it http:// instead of https://?",
+    "RemoteDisconnected": "; it hung up without an answer: is it https:// instead of http://, or overloaded?",
+    "SOCKS": "; a SOCKS proxy is set (ALL_PROXY), which needs: pip install 'requests[socks]'",
+    "Connection refused": "; is it up, and is that its port?",
+}
+BACKOFF_S, BACKOFF_LIMIT_S = 0.5, 30
 # Twice a Gateway's default limit.
 ANSWER_LIMIT_BYTES = 16 << 20
 PART_BYTES = 1 << 16
 # A shorter key may be a word of an answer: engines tell users to set "EMPTY".
 SECRET_LENGTH = 16
-# The words of vLLM, SGLang, llama.cpp and hosted endpoints for a history that no longer fits.
-CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|max_tokens must be at least 1", re.IGNORECASE)
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# What the model API answers for an endpoint that gave up: the Gateway asks no second time.
+GAVE_UP = 424
 
 
 class Responses:
@@ -53,19 +57,8 @@ class Responses:
     def request(self, body: Body) -> Body:
         return body
 
-    def response(self, raw: Body) -> Body:
-        """The answer, checked. Raises ValueError in words."""
-        if not isinstance(raw.get("output"), list):
-            raise ValueError("the answer has no list `output`")
-        if not all(isinstance(item, dict) for item in raw["output"]):
-            raise ValueError("the answer's `output` holds what is no object")
-        cut = raw.get("incomplete_details") or {}
-        if not isinstance(cut, dict) or not isinstance(cut.get("reason", ""), str):
-            raise ValueError("the answer's `incomplete_details` tell no reason")
-        return _with_usage(raw, raw.get("usage"), "input_tokens", "output_tokens")
-
-    def finish_reason(self, raw: Body) -> Any:
-        return None
+    def read(self, reply: Reply, first_call: bool, redact: Callable[[str], str]) -> Body:
+        return read_responses(reply, first_call, redact)
 
 
 class Chat:
@@ -98,40 +91,18 @@ class Chat:
                 item |= {"content": rest or None, "reasoning_content": "".join(thoughts)}
         return item
 
-    def response(self, raw: Body) -> Body:
-        """The Responses answer to a chat answer. Raises ValueError in words."""
-        try:
-            reply = {"role": "assistant"} | raw["choices"][0]["message"]
-            items = self.converter.postprocess_assistant_message_dict(self._incoming(reply))
-            output = [item.model_dump(exclude_none=True) for item in items]
-            reason = INCOMPLETE.get(self.finish_reason(raw))
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"the answer is no chat completion: {type(error).__name__}") from None
-        answer = answered(output) | {"model": raw.get("model") or "model"}
-        answer = _with_usage(answer, raw.get("usage"), "prompt_tokens", "completion_tokens")
-        return answer | ({"status": "incomplete", "incomplete_details": {"reason": reason}} if reason else {})
+    def read(self, reply: Reply, first_call: bool, redact: Callable[[str], str]) -> Body:
+        return read_chat(reply, first_call, self._items, redact)
 
-    def _incoming(self, reply):
-        if thoughts := reply.get("reasoning_content") or reply.get("reasoning"):
-            reply["content"] = self.converter._wrap_reasoning_in_think_tags([thoughts]) + (reply.get("content") or "")
-        for call in reply.get("tool_calls") or []:
-            call["id"] = call.get("id") or f"call_{uuid4().hex}"
-        return reply
-
-    def finish_reason(self, raw: Body) -> Any:
-        return raw["choices"][0].get("finish_reason")
+    def _items(self, message: Body) -> list[Body]:
+        """A clean assistant message as Responses items."""
+        if thoughts := message.pop("reasoning_content", None):
+            message["content"] = self.converter._wrap_reasoning_in_think_tags([thoughts]) + message["content"]
+        items = self.converter.postprocess_assistant_message_dict(message)
+        return [item.model_dump(exclude_none=True) for item in items]
 
 
 WIRES = {"responses": Responses, "chat": Chat}
-
-
-def _with_usage(answer, usage, read, written):
-    """The answer with the token counts that the endpoint gave under these names, if they are counts."""
-    usage = usage if isinstance(usage, dict) else {}
-    named = {"input_tokens": usage.get(read), "output_tokens": usage.get(written)}
-    counts = {name: count for name, count in named.items() if type(count) is int and count >= 0}
-    rest = {key: value for key, value in answer.items() if key != "usage"}
-    return rest | ({"usage": counts} if counts else {})
 
 
 class _Http(requests.Session):
@@ -173,31 +144,28 @@ class Endpoint:
         return request
 
     def answer(self, body: Body) -> Body:
-        """The Responses answer to a Responses call, sent once. Raises ModelError."""
-        return self.read(self.ask(body))
+        """The Responses answer to a Responses call, sent once. Raises EndpointFault, PolicyFault."""
+        return self.read(self.ask(body), is_first_call(body))
 
-    def ask(self, body: Body) -> Body:
-        """Send a Responses call once; returns the endpoint's raw answer. Raises ModelError."""
+    def ask(self, body: Body) -> Reply:
+        """Send a Responses call once; returns the endpoint's reply as it came. Raises EndpointFault."""
         try:
             # Some servers stream their answer by default.
             call = self.wire.request(body | self.sampling) | self.extra | {"model": self.model, "stream": False}
         except ValueError as error:
             reason = " ".join(str(error).split())[:EXCERPT]
-            raise ModelError(400, f"the call does not fit the chat wire: {reason}", kind="wire") from None
+            raise EndpointFault("wire", f"the call does not fit the chat wire: {reason}", status=400) from None
         return self._exchange("POST", self.wire.path, call)
 
-    def read(self, raw: Body) -> Body:
-        """The Responses answer in a raw one. Raises ModelError."""
-        try:
-            return self.wire.response(raw)
-        except ValueError as error:
-            raise ModelError(502, f"{self.url}: {error}", kind="schema") from None
+    def read(self, reply: Reply, first_call: bool = True) -> Body:
+        """The Responses answer in a reply. Raises EndpointFault, PolicyFault."""
+        return self.wire.read(reply, first_call, self._redact)
 
     def models(self) -> list[str]:
         """Names of the models that the endpoint lists; [] if it has no list."""
         try:
-            listed = self._exchange("GET", "/v1/models").get("data")
-        except ModelError:
+            listed = object_in(self._exchange("GET", "/v1/models"), True, self._redact).get("data")
+        except EndpointFault:
             return []
         listed = listed if isinstance(listed, list) else []
         return [str(item["id"]) for item in listed if isinstance(item, dict) and item.get("id")]
@@ -211,52 +179,34 @@ class Endpoint:
                 data = self._body(url, reply)
         # A broken chunk may be a ValueError to the libraries below.
         except (OSError, HTTPError, ValueError) as error:
-            raise ModelError(502, f"{url}: {type(error).__name__}", again=True, kind=_broken(error)) from None
-        if reply.status_code != 200:
-            return self._refused(url, reply, data.decode(errors="replace"))
+            raise EndpointFault(_broken(error), f"{url}: {_in_words(error)}", again=True) from None
         if self.key and len(self.key) >= SECRET_LENGTH:
             data = data.replace(self.key.encode(), b"***")
-        try:
-            raw = json.loads(data)
-        except (ValueError, RecursionError):
-            raw = None
-        if not isinstance(raw, dict):
-            raise ModelError(502, f"{url}: the answer is not a JSON object", kind="not_json")
-        if raw.get("error"):
-            excerpt = self._excerpt(data.decode(errors="replace"))
-            raise ModelError(502, f"{url}: 200 with an error{excerpt}", kind="error_body")
-        return raw
+        return Reply(url, reply.status_code, reply.headers, data)
 
     def _body(self, url, reply):
-        """The bytes of an answer. Raises ModelError if it is too large or too slow, OSError, HTTPError."""
+        """The bytes of an answer. Raises EndpointFault if it is too large or too slow, OSError, HTTPError."""
         parts, size, end = [], 0, time.monotonic() + self.timeout_s
         while part := reply.raw.read1(PART_BYTES, decode_content=True):
             parts.append(part)
             size += len(part)
             if size > ANSWER_LIMIT_BYTES:
-                raise ModelError(502, f"{url}: an answer of more than {ANSWER_LIMIT_BYTES} bytes", kind="too_large")
+                raise EndpointFault("too_large", f"{url}: an answer of more than {ANSWER_LIMIT_BYTES} bytes")
             if time.monotonic() > end:
-                raise ModelError(502, f"{url}: the answer was not whole within {self.timeout_s:g} s", kind="timeout")
+                raise EndpointFault("timeout", f"{url}: the answer was not whole within {self.timeout_s:g} s")
         return b"".join(parts)
 
-    def _refused(self, url, reply, text):
-        """The answer of NeMo Gym's own model server if the context is full; raises ModelError otherwise."""
-        status = reply.status_code
-        if status == 400 and CONTEXT_FULL.search(text):
-            return self._out_of_context()
-        kept = {name: reply.headers[name] for name in ("Retry-After",) if name in reply.headers}
-        shown, kind = status if status >= 400 else 502, "redirect" if 300 <= status < 400 else "status"
-        raise ModelError(shown, f"{url}: {status}{self._excerpt(text)}", kept, status in AGAIN, kind)
+    def _redact(self, text: str) -> str:
+        return text.replace(self.key, "***") if self.key else text
 
-    def _out_of_context(self):
-        if isinstance(self.wire, Chat):
-            return {"choices": [{"finish_reason": "length", "message": {"content": ""}}]}
-        return answered([message("")]) | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
-    def _excerpt(self, text):
-        text = text.replace(self.key, "***") if self.key else text
-        excerpt = " ".join(text.split())[:EXCERPT]
-        return f": {excerpt}" if excerpt else ""
+def is_first_call(body: Body) -> bool:
+    """Whether a call's history holds nothing of the policy yet."""
+    items = body.get("input")
+    return not isinstance(items, list) or not any(
+        isinstance(item, dict) and (item.get("role") == "assistant" or item.get("type") == "function_call_output")
+        for item in items
+    )
 
 
 def _broken(error):
@@ -267,34 +217,65 @@ def _broken(error):
     return "timeout" if isinstance(error, (requests.Timeout, ReadTimeoutError)) else "connection_broken"
 
 
-def insist(ask: Callable[[], Body], tries: int, ended: Event) -> Body:
+def _in_words(error: BaseException) -> str:
+    """What broke an exchange: the innermost reason, without the addresses that libraries put around it."""
+    while (inner := getattr(error, "reason", None) or error.__cause__ or error.__context__) and inner is not error:
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    for word, cure in CURES.items():
+        if word in text or word in type(error).__name__:
+            return f"{text[:EXCERPT]}{cure}"
+    return f"{type(error).__name__}: {text[:EXCERPT]}" if text else type(error).__name__
+
+
+def insist(
+    ask: Callable[[], Body],
+    tries: int,
+    ended: Event,
+    seconds: float = math.inf,
+    limited: Callable[[bool], None] = lambda waits: None,
+) -> Body:
     """Call `ask()` until it answers: `tries` times if another try may help, without end for a rate limit.
 
-    Waits as long as the endpoint asks, or longer each time, until `ended` is set. Raises ModelError.
+    Waits as long as the endpoint asks, or longer each time, until `ended` is set; an endpoint that asks for more
+    than `seconds` in all is given up at once. `limited` is told when a wait for a rate limit begins and ends.
+    Raises EndpointFault, PolicyFault.
     """
     attempt = faults = 0
+    end = time.monotonic() + seconds
     while True:
         try:
             return ask()
-        except ModelError as error:
+        except EndpointFault as error:
             fault = error
         attempt += 1
-        faults += fault.status != RATE_LIMITED
+        is_limit = fault.status == RATE_LIMITED
+        faults += not is_limit
         if not fault.again or faults >= tries:
             tried = f" ({attempt} tries)" if attempt > 1 else ""
-            raise ModelError(fault.status, fault.message + tried, fault.headers, fault.again, fault.kind)
-        wanted = retry_after(fault.headers.get("Retry-After"))
+            raise EndpointFault(fault.kind, fault.message + tried, status=fault.status)
         backoff = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
-        if ended.wait(backoff if wanted is None else wanted):
-            raise ModelError(fault.status, f"{fault.message}; the time was up", kind=fault.kind)
+        pause = backoff if fault.retry_after is None else fault.retry_after
+        if time.monotonic() + pause > end:
+            raise EndpointFault(
+                "quota" if is_limit else fault.kind,
+                f"{fault.message}; it asks to wait {pause:.0f} s, longer than the sample has left",
+                status=fault.status,
+            )
+        limited(is_limit)
+        is_over = ended.wait(pause)
+        limited(False)
+        if is_over:
+            raise EndpointFault(fault.kind, f"{fault.message}; the time was up", status=fault.status)
 
 
-def retry_after(text: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or a date), within bounds; None if unusable."""
-    if not text:
-        return None
-    with suppress(ValueError):
-        return max(0.0, min(float(text), RETRY_AFTER_LIMIT_S))
-    with suppress(TypeError, ValueError):
-        return max(0.0, min(parsedate_to_datetime(text).timestamp() - time.time(), RETRY_AFTER_LIMIT_S))
-    return None
+def as_policy(endpoint: Endpoint, body: Body, tries: int, ended: Event, **more: Any) -> Body:
+    """The endpoint's answer, for a model API: a fault becomes the ModelError that tells the Gateway whose it is."""
+    try:
+        return insist(lambda: endpoint.answer(body), tries, ended, **more)
+    except PolicyFault as fault:
+        raise ModelError(400, fault.message, {"x-should-retry": "false"}, code=fault.reason) from None
+    except EndpointFault as fault:
+        raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None

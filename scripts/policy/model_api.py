@@ -38,15 +38,16 @@ Headers = dict[str, str] | None
 
 
 class ModelError(Exception):
-    """A model call that gets no answer: HTTP status, message, headers to pass on, whether another try may help.
+    """A model call that gets no answer: HTTP status, message, headers to pass on.
 
-    `kind` is the fault's type in the Gateway's names for faults of endpoints.
+    `kind` is the fault's type in the Gateway's names for faults of endpoints; `code` stands in the answer's body.
     """
 
-    def __init__(self, status: int, message: str, headers: Headers = None, again: bool = False, kind: str = "status"):
+    def __init__(
+        self, status: int, message: str, headers: Headers = None, kind: str = "status", code: str = "model_error"
+    ):
         super().__init__(message)
-        self.status, self.message, self.headers, self.again = status, message, headers or {}, again
-        self.kind = kind
+        self.status, self.message, self.headers, self.kind, self.code = status, message, headers or {}, kind, code
 
 
 class Session:
@@ -205,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
             body = self._body()
             self._send(200, self._answer(self._session(), body))
         except ModelError as error:
-            self._send(error.status, {"error": {"code": "model_error", "message": error.message}}, error.headers)
+            self._send(error.status, {"error": {"code": error.code, "message": error.message}}, error.headers)
 
     def do_GET(self):
         self._send(404, {"error": {"code": "not_found", "message": f"POST {BASE_PATH}/v1/responses is all there is"}})

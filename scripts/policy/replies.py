@@ -162,7 +162,7 @@ def _refuse(reply: Reply, first_call: bool, redact: Callable[[str], str]) -> Non
             )
         raise PolicyFault(CONTEXT_FULL, _shown(text, redact))
     final = _header(reply, "x-should-retry").lower() == "false"
-    if final and status >= 500 and UNPARSABLE_WORDS.search(text):
+    if final and (_codes(raw)[0] == UNPARSABLE_CALL or status >= 500 and UNPARSABLE_WORDS.search(text)):
         raise PolicyFault(UNPARSABLE_CALL, _shown(text, redact))
     if 300 <= status < 400:
         raise fault_of(reply, "redirect", f"answered {status}, which is not followed; give the URL it leads to", redact)
@@ -176,15 +176,15 @@ def context_is_full(status: int, raw: Any, text: str) -> bool:
     """Whether an error says that the history does not fit: by its code, by its counts, or by two signs in its words."""
     if status not in (400, 413, 422, 500):
         return False
+    if not CONTEXT_CODES.isdisjoint(_codes(raw)):
+        return True
+    if "rate_limit" in _codes(raw)[0]:
+        return False
     error = raw.get("error", raw) if isinstance(raw, dict) else {}
     error = error if isinstance(error, dict) else {}
-    if any(isinstance(error.get(name), str) and error[name] in CONTEXT_CODES for name in ("code", "type")):
-        return True
     prompt, limit = error.get("n_prompt_tokens"), error.get("n_ctx")
     if isinstance(prompt, int) and isinstance(limit, int):
         return prompt >= limit
-    if isinstance(error.get("code"), str) and "rate_limit" in error["code"]:
-        return False
     numbers = {int(number) for number in re.findall(r"(?<![\w.])\d{3,9}(?![\w.]\d)", text)}
     return bool(CONTEXT_WORDS.search(text)) and (len(numbers - {status}) > 1 or bool(CONTEXT_ADVICE.search(text)))
 
@@ -193,9 +193,15 @@ def is_quota(status: int, raw: Any, text: str) -> bool:
     """Whether an error says that waiting will not help: the account has no money or no quota left."""
     if status == PAYMENT_REQUIRED:
         return True
-    error = raw.get("error") if isinstance(raw, dict) else None
-    codes = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
-    return status in (403, 429) and (any(code in QUOTA_CODES for code in codes) or bool(QUOTA_WORDS.search(text)))
+    return status in (403, 429) and (not QUOTA_CODES.isdisjoint(_codes(raw)) or bool(QUOTA_WORDS.search(text)))
+
+
+def _codes(raw: Any) -> tuple[str, str]:
+    """(code, type) of an error's body, each empty where it is no text."""
+    error = raw.get("error", raw) if isinstance(raw, dict) else {}
+    given = (error.get("code"), error.get("type")) if isinstance(error, dict) else ("", "")
+    code, kind = (value if isinstance(value, str) else "" for value in given)
+    return code, kind
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
