@@ -30,7 +30,7 @@ MAX_INT = 2**63 - 1
 TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", bool: "true or false"}
 
 
-class Row(TypedDict, total=False):
+class Row(TypedDict):
     """A raw NeMo Gym task row; what else it holds is passed on."""
 
     id: Any

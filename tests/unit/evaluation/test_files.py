@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.failure import Failure
-from evaluation import eval_dump, files
+from evaluation import files
 from policy import transcript
 from policy import transcript as policy_transcript
 
@@ -193,7 +193,7 @@ def test_a_dump_is_read_in_the_shape_of_an_evaluation(tmp_path):
 
 
 def test_a_dump_that_names_no_row_has_a_row_for_each_sample_or_each_group():
-    alone = eval_dump.evaluation([record(0), record(1)]).samples
-    grouped = eval_dump.evaluation([record(0, group_id=5), record(1, group_id=5), record(2, group_id=6)]).samples
+    alone = files.of_records([record(0), record(1)]).samples
+    grouped = files.of_records([record(0, group_id=5), record(1, group_id=5), record(2, group_id=6)]).samples
     assert [(item["row"], item["repeat"]) for item in alone] == [(0, 0), (1, 0)]
     assert [(item["row"], item["repeat"]) for item in grouped] == [(0, 0), (0, 1), (1, 0)]

@@ -112,4 +112,4 @@ def test_holm_is_the_published_correction():
 
 def test_what_could_have_been_found_is_the_usual_power_formula():
     # 1.96 + 0.8416 standard errors.
-    assert significance.findable(-0.0196, 0.0196) == pytest.approx(0.028016, abs=1e-5)
+    assert significance.detectable(-0.0196, 0.0196) == pytest.approx(0.028016, abs=1e-5)
