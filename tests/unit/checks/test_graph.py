@@ -45,22 +45,22 @@ def gateway(tmp_path):
 
 
 def test_a_graph_of_this_clone_is_ok(gateway):
-    finding = found(graph.graph, gateway.case(), "ok")
+    finding = found(graph.running, gateway.case(), "ok")
     assert "ready, commit a85670eb167b" in finding.what and "0 trials, 0 sessions" in finding.what
 
 
 def test_no_graph_is_fine_until_a_stage_needs_one(tmp_path):
     base = free_base()
-    assert "not running" in found(graph.graph, case_of(tmp_path, GYM_BASE_PORT=base), "ok").what
+    assert "not running" in found(graph.running, case_of(tmp_path, GYM_BASE_PORT=base), "ok").what
     for stage in ("verify", "train", "accept", "audit", "eval"):
-        finding = found(graph.graph, case_of(tmp_path, stage, GYM_BASE_PORT=base), "fail")
+        finding = found(graph.running, case_of(tmp_path, stage, GYM_BASE_PORT=base), "fail")
         assert "Connection refused" in finding.what and "make gym-up" in finding.cure
 
 
 @pytest.mark.parametrize("page", [PROXY_PAGE, (503, PROXY_PAGE), {"hello": 1}, [], "null", (302, "")])
 def test_something_else_on_the_gateways_port_is_told_from_it(gateway, page):
     gateway.pages["/readyz"] = page
-    finding = found(graph.graph, gateway.case(), "fail")
+    finding = found(graph.running, gateway.case(), "fail")
     assert "no Gateway's answer" in finding.what and "GYM_BASE_PORT" in finding.cure
 
 
@@ -77,7 +77,7 @@ def test_something_else_on_the_gateways_port_is_told_from_it(gateway, page):
 )
 def test_e2_e3_a_graph_that_is_stale_down_or_leaking_is_named(gateway, changes, verdict, said):
     gateway.state.update(changes)
-    assert said in found(graph.graph, gateway.case(), verdict).what
+    assert said in found(graph.running, gateway.case(), verdict).what
 
 
 def test_a_stale_graph_of_another_clone_is_named_by_its_folder(tmp_path):
@@ -100,7 +100,7 @@ server.serve_forever()
     )
     try:
         process.stdout.readline()
-        finding = found(graph.graph, case_of(tmp_path, GYM_BASE_PORT=base, GYM_RAY_PORT=base + 200), "fail")
+        finding = found(graph.running, case_of(tmp_path, GYM_BASE_PORT=base, GYM_RAY_PORT=base + 200), "fail")
     finally:
         process.kill()
         process.wait()

@@ -64,10 +64,10 @@ def test_a_machine_without_a_fitting_python_says_how_to_get_one(tmp_path, bare, 
 
 def test_an_edited_nemo_gym_is_named(tmp_path, monkeypatch):
     tree = tmp_path / "site"
-    for name in machine.gym_tree.read_sums():
+    for name in machine.tree.read_sums():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("edited")
-    monkeypatch.setattr(machine.gym_tree, "installed_tree", lambda: tree)
+    monkeypatch.setattr(machine.tree, "installed_tree", lambda: tree)
     finding = found(machine.python, case_of(tmp_path), "fail")
     assert "neither as released nor as patched" in finding.what and "make setup" in finding.cure
 
