@@ -63,7 +63,15 @@ def running(case: Case) -> Finding:
             f"{case.gateway.url} {case.gateway.told()}, which is no Gateway's answer",
             "end what listens there, or set GYM_BASE_PORT (GYM_HOST, where that is another machine)",
         )
-    return _stale(case, state) or _unready(state, case.gateway.url) or ok(_summary(state, case.gateway.url))
+    return (
+        _stale(case, state)
+        or _unready(state, case.gateway.url)
+        or ok(
+            f"{case.gateway.url}: ready, commit {state['gym_commit'][:12]}, "
+            f"fingerprint {state.get('config_fingerprint') or 'unknown'}, "
+            f"{state.get('active_trials')} trials, {state.get('open_sessions')} sessions"
+        )
+    )
 
 
 def _state(case: Case) -> dict[str, Any] | None:
@@ -106,13 +114,6 @@ def _unready(state: dict[str, Any], url: str) -> Finding | None:
         what = f"{url}: {state['open_sessions']} sessions are open and no trial is"
         return warn(what, "make gym-down, then make gym-up")
     return None
-
-
-def _summary(state: dict[str, Any], url: str) -> str:
-    return (
-        f"{url}: ready, commit {state['gym_commit'][:12]}, fingerprint {state.get('config_fingerprint') or 'unknown'}, "
-        f"{state.get('active_trials')} trials, {state.get('open_sessions')} sessions"
-    )
 
 
 def head_server(case: Case) -> Finding:

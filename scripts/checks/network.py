@@ -28,22 +28,18 @@ def gym_host(case: Case) -> Finding:
     if not addresses:
         return fail(f"GYM_HOST={host} has no address", "correct it, or set it to the Gym machine's address")
     if not case.gym_is_here:
-        return _elsewhere(case, host)
+        if case.gateway.status:
+            return ok(f"GYM_HOST={host} is another machine, which answers")
+        what = f"GYM_HOST={host} is no address of this machine, and nobody answers at {case.gateway.url}"
+        if case.stage == "gym-up":
+            return warn(what, "set GYM_HOST to this machine's address, unless a router gives it that one")
+        return fail(what, "make gym-up on that machine, or set GYM_HOST to an address of this one")
     if all(ip_address(address).is_loopback for address in addresses) or bind in (*WILD, *addresses):
         return ok(f"GYM_HOST={host} is this machine, the Gateway listens on {bind}")
     return fail(
         f"GYM_HOST={host} is this machine, and the Gateway listens on {bind} alone: trainers do not reach it",
         f"set GYM_BIND_HOST={addresses[0]}, then make gym-up",
     )
-
-
-def _elsewhere(case: Case, host: str | None) -> Finding:
-    if case.gateway.status:
-        return ok(f"GYM_HOST={host} is another machine, which answers")
-    what = f"GYM_HOST={host} is no address of this machine, and nobody answers at {case.gateway.url}"
-    if case.stage == "gym-up":
-        return warn(what, "set GYM_HOST to this machine's address, unless a router gives it that one")
-    return fail(what, "make gym-up on that machine, or set GYM_HOST to an address of this one")
 
 
 def callbacks(case: Case) -> Finding | list[Finding]:
@@ -86,14 +82,13 @@ def clock(case: Case) -> Finding | list[Finding]:
         head = f"http://{f'[{host}]' if ':' in host else host}:8265"
         urls.append(f"{s.RAY_DASHBOARD_ADDRESS or head}/api/version")
     skews = [(answer.url, answer.skew_s) for answer in map(ask, urls) if answer.skew_s is not None]
-    off = [_skewed(url, skew) for url, skew in skews if abs(skew) > SKEW_S]
-    return off or ok(f"{len(skews)} other clocks asked, none off by more than {SKEW_S} s")
-
-
-def _skewed(url: str, skew: float) -> Finding:
-    way = "ahead of" if skew > 0 else "behind"
-    what = f"the clock at {urlsplit(url).netloc} is {abs(skew):.0f} s {way} ours"
-    return warn(what, "synchronise both clocks (timedatectl set-ntp true)")
+    off = [
+        f"the clock at {urlsplit(url).netloc} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} ours"
+        for url, skew in skews
+        if abs(skew) > SKEW_S
+    ]
+    findings = [warn(what, "synchronise both clocks (timedatectl set-ntp true)") for what in off]
+    return findings or ok(f"{len(skews)} other clocks asked, none off by more than {SKEW_S} s")
 
 
 def endpoint(case: Case) -> Finding:

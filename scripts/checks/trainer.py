@@ -37,10 +37,6 @@ def _plan(case: Case, *looks: str) -> Plan:
     return plan
 
 
-def _verdict(plan: Plan, otherwise: str) -> Finding | list[Finding]:
-    return [failed(fault) for fault in plan.faults] or ok(otherwise)
-
-
 def _noted(plan: Plan, *beginnings: str) -> str:
     """The plan's lines with these beginnings, joined."""
     return "; ".join(line.strip() for line in plan.lines if line.strip().startswith(beginnings))
@@ -51,7 +47,7 @@ def checkout(case: Case) -> Finding | list[Finding]:
     if not case.trains:
         return ok(NOT_ASKED)
     plan = _plan(case, "environment", "checkout")
-    return _verdict(plan, " ".join(line.strip() for line in plan.lines))
+    return [failed(fault) for fault in plan.faults] or ok(" ".join(line.strip() for line in plan.lines))
 
 
 def budgets(case: Case) -> Finding | list[Finding]:
@@ -70,7 +66,7 @@ def gateways(case: Case) -> Finding | list[Finding]:
     if case.stage == "smoke" and case.gym_is_here and not case.gateway.status:
         return ok("not running; make smoke starts it")
     plan = _plan(case, "services")
-    return _verdict(plan, f"{len(plan.gateways)} ready, one environment")
+    return [failed(fault) for fault in plan.faults] or ok(f"{len(plan.gateways)} ready, one environment")
 
 
 def cluster(case: Case) -> Finding | list[Finding]:

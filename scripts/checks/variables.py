@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import urllib.request
 from difflib import get_close_matches
-from pathlib import Path
 from shlex import quote
 from urllib.parse import urlsplit
 
@@ -64,16 +63,11 @@ def proxies(case: Case) -> Finding | list[Finding]:
     ours = hosts(case.settings)
     bare = [host for host in ours if not urllib.request.proxy_bypass(host)]
     if bare:
-        whole = quote(",".join(dict.fromkeys([*_bypassed(), *bare])))
+        kept = (host.strip() for name in ("no_proxy", "NO_PROXY") for host in os.environ.get(name, "").split(","))
+        whole = quote(",".join(dict.fromkeys([*filter(None, kept), *bare])))
         what = f"{', '.join(set_here)} set, and NO_PROXY does not cover {', '.join(bare)}: the trainer may mind it"
         findings.append(warn(what, f"export NO_PROXY={whole} no_proxy={whole}"))
     return findings or ok(f"{', '.join(set_here)} set, NO_PROXY covers {', '.join(ours)}")
-
-
-def _bypassed() -> list[str]:
-    """The hosts in either spelling of NO_PROXY."""
-    texts = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
-    return [host.strip() for text in texts for host in text.split(",") if host.strip()]
 
 
 def hosts(settings: Settings) -> list[str]:
@@ -128,10 +122,10 @@ def secrets(case: Case) -> Finding | list[Finding]:
     files += [case.settings.GATEWAY_TOKEN_FILE] if case.settings.GATEWAY_TOKEN_FILE else []
     # Nobody should change the mode of a folder or a device for this; the token's check refuses them.
     files = [path for path in files if os.path.isfile(path)]
-    exposed = [_exposed(path) for path in files if path.stat().st_mode & READABLE_BY_OTHERS]
+    exposed = [
+        warn(f"{path} holds a secret and has mode {mode & 0o777:o}", f"chmod 600 {quote(str(path))}")
+        for path in files
+        if (mode := path.stat().st_mode) & READABLE_BY_OTHERS
+    ]
     fine = f"{len(files)} files with a secret, readable by their owner alone" if files else "no file holds a secret"
     return exposed or ok(fine)
-
-
-def _exposed(path: Path) -> Finding:
-    return warn(f"{path} holds a secret and has mode {path.stat().st_mode & 0o777:o}", f"chmod 600 {quote(str(path))}")

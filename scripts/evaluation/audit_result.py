@@ -37,17 +37,16 @@ def summary(path: Path, numbered: Sequence[tuple[int, Row]], findings: Sequence[
             for name, finding in zip(places, findings, strict=True)
             for text in finding["faults"]
         ],
-        "rows": [_row(*pair, finding) for pair, finding in zip(numbered, findings, strict=True)],
+        "rows": [
+            {"line": line, "id": row["id"], "category": row["category"], "calls": _calls(row)}
+            | {key: finding[key] for key in ("replayed", "nothing", "alteration")}
+            for (line, row), finding in zip(numbered, findings, strict=True)
+        ],
     }
 
 
 def _calls(row: Row) -> int:
     return len(row["ground_truth"])
-
-
-def _row(line: int, row: Row, finding: Finding) -> dict[str, Any]:
-    answers = {key: finding[key] for key in ("replayed", "nothing", "alteration")}
-    return {"line": line, "id": row["id"], "category": row["category"], "calls": _calls(row), **answers}
 
 
 def share(items: Sequence, holds: Callable[[Any], bool]) -> dict[str, float]:

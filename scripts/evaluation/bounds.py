@@ -13,6 +13,7 @@ from typing import Any
 from common.failure import Failure
 from common.settings import Settings
 from evaluation import audit_checks
+from evaluation.audit_result import share
 from inputs import row_facts
 from inputs.rows import Row
 
@@ -21,8 +22,7 @@ AT_ONCE = 3
 
 def bounds(settings: Settings, task_rows: Sequence[Row]) -> dict[str, Any]:
     """{"floor": {"rows", "share"} or None, "ceiling": {"rows", "share"}}; a share is of all rows, 0..1."""
-    fitting = sum(map(row_facts.fits_steps, task_rows))
-    return {"floor": floor(settings, task_rows), "ceiling": share(fitting, task_rows)}
+    return {"floor": floor(settings, task_rows), "ceiling": share(task_rows, row_facts.fits_steps)}
 
 
 def floor(settings: Settings, task_rows: Sequence[Row]) -> dict[str, float] | None:
@@ -35,8 +35,4 @@ def floor(settings: Settings, task_rows: Sequence[Row]) -> dict[str, float] | No
             rewards = list(pool.map(lambda row: verifier.reward(audit_checks.without_tools(row), []), task_rows))
     except Failure:
         return None
-    return share(sum(rewards), task_rows)
-
-
-def share(count: int, task_rows: Sequence[Row]) -> dict[str, float]:
-    return {"rows": count, "share": count / len(task_rows)}
+    return share(rewards, bool)

@@ -52,13 +52,15 @@ def missing(evaluation: Evaluation) -> list[dict[str, Any]]:
     if config := evaluation.config:
         done = {(item["row"], item["repeat"]) for item in evaluation.samples}
         places = {(row, repeat) for row in range(config["rows"]["count"]) for repeat in range(config["repeats"])} - done
-    return [_missing(*place, failed.get(place)) for place in sorted(places)]
-
-
-def _missing(row: int, repeat: int, failure: Any) -> dict[str, Any]:
-    item = failure or {"row_id": None, "category": None}
-    why = (item.get("error") or {}).get("code", item["status"]) if failure else "not run"
-    return {"row": row, "row_id": item["row_id"], "category": item["category"], "repeat": repeat, "why": why}
+    never_run = {"row_id": None, "category": None, "status": "not run", "error": None}
+    samples = []
+    for row, repeat in sorted(places):
+        item = failed.get((row, repeat), never_run)
+        why = (item.get("error") or {}).get("code", item["status"])
+        samples.append(
+            {"row": row, "row_id": item["row_id"], "category": item["category"], "repeat": repeat, "why": why}
+        )
+    return samples
 
 
 def pairs(before: tuple, after: tuple, key: Callable[[Any], Any]) -> list[Pair]:

@@ -42,28 +42,26 @@ ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin an
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Failed(TypedDict):
-    """An attempt that ended without a reward; `row` and `repeat` count from 0; `error` may hold code, type, cause."""
+class Sample(TypedDict):
+    """A line of an evaluation; without a reward it may lack the fields that follow `reward`.
+
+    `row` and `repeat` count from 0; `error` may hold code, type, cause; `input` and `output` are Responses items.
+    """
 
     row: int
     row_id: Any
     category: Any
     repeat: int
     request_id: str | None
-    status: str
+    status: Any
     error: dict[str, Any] | None
     seconds: float | None
-
-
-class Sample(Failed):
-    """A sample with a reward; `input` and `output` are Responses items."""
-
-    reward: float
-    metrics: dict[str, Any]
+    reward: float | None
+    metrics: dict[str, Any] | None
     usage: dict[str, Any] | None
     input: Any
-    ground_truth: list[dict[str, Any]]
-    output: list[dict[str, Any]]
+    ground_truth: list[dict[str, Any]] | None
+    output: list[dict[str, Any]] | None
 
 
 class Evaluation(NamedTuple):
@@ -71,7 +69,7 @@ class Evaluation(NamedTuple):
 
     config: dict[str, Any] | None
     samples: list[Sample]
-    failures: list[Failed]
+    failures: list[Sample]
 
 
 def folder_name(model: str, split: str) -> str:
@@ -181,7 +179,7 @@ def of_records(records: Iterable[dict[str, Any]]) -> Evaluation:
     return evaluation
 
 
-def _sample_of(item: dict[str, Any], row: int, repeat: int) -> Any:
+def _sample_of(item: dict[str, Any], row: int, repeat: int) -> Sample:
     prompt, response = item.get("prompt_token_count"), item.get("response_token_count")
     error, reward = item.get("error"), item["reward"]
     # Trainers write many things where there is no reward; only a number is a reward.
@@ -261,10 +259,10 @@ class Writer:
         # Compare with what will be read back: JSON turns tuples into lists.
         changed = differences(read_json(self.path / CONFIG), json.loads(json.dumps(config)))
         if changed:
-            field, old, new = changed[0]
+            field, *values = changed[0]
+            old, new = (json.dumps(value)[:200] for value in values)
             raise Failure(
-                f"{self.path}: begun with {field} = {_shown(old)}, and now it is {_shown(new)}; "
-                f"put that back to go on, or {ANEW}"
+                f"{self.path}: begun with {field} = {old}, and now it is {new}; put that back to go on, or {ANEW}"
             )
 
     def _open(self, name: str, size: int) -> int:
@@ -299,7 +297,3 @@ class Writer:
         while self._files:
             os.close(self._files.popitem()[1])
         self._lock.close()
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:200]

@@ -166,13 +166,14 @@ def behaviour(sample: Mapping[str, Any], required: dict[str, list[str]]) -> dict
 
 def required_arguments(tools: Iterable[dict[str, Any]] | None) -> dict[str, list[str]]:
     """{tool name: names of its required arguments} of a row's tools."""
-    return {tool["name"]: _required(tool.get("parameters")) for tool in tools or []}
-
-
-def _required(parameters: Any) -> list[str]:
-    # Anyone may write a row's schema: what names no argument requires none.
-    names = parameters.get("required") if isinstance(parameters, dict) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    required = {}
+    for tool in tools or []:
+        # Anyone may write a row's schema: what names no argument requires none.
+        parameters = tool.get("parameters")
+        names = parameters.get("required") if isinstance(parameters, dict) else None
+        names = names if isinstance(names, list) else []
+        required[tool["name"]] = [name for name in names if isinstance(name, str)]
+    return required
 
 
 def behaviour_sums(samples: Iterable[Mapping[str, Any]], tools_of: Callable[[int], Any]) -> dict[str, int]:

@@ -100,7 +100,8 @@ class Sampler:
             if not gateway.answered:
                 raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None
             trial.abort()
-            return lost(payload["request_id"], str(fault)), {}
+            error = {"code": "gateway_lost", "cause": str(fault)}
+            return {"request_id": payload["request_id"], "status": "failed", "error": error}, {}
         except Unfit as fault:
             raise Failure(f"{place}: {gateway.url.geturl()}: {fault}") from None
         except ClientError as fault:
@@ -144,8 +145,3 @@ class Sampler:
         for abort in aborts:
             abort.join(max(0, end - time.monotonic()))
         self.api.stop()
-
-
-def lost(request_id: str, cause: str) -> dict[str, Any]:
-    """The end of a trial whose Gateway stopped answering."""
-    return {"request_id": request_id, "status": "failed", "error": {"code": "gateway_lost", "cause": cause}}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common import terminal
-from evaluation.files import Failed
+from evaluation.files import Sample
 from evaluation.metrics import Rate
 
 KINDS_SHOWN = 5
@@ -25,7 +25,7 @@ def interval(rate: Rate | None) -> str:
     return f"{rate['value']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]" if rate else "none"
 
 
-def say(result: dict[str, Any], failures: Iterable[Failed], share: float) -> None:
+def say(result: dict[str, Any], failures: Iterable[Sample], share: float) -> None:
     """Print the result; `share` is the share of calls that may come back unparsed without a warning."""
     config, metrics = result["config"], result["metrics"]
     for table in (headline(metrics), behaviour(metrics), groups(metrics)):
@@ -66,7 +66,7 @@ def groups(metrics: dict[str, Any]) -> str:
     return terminal.table(["rows by", "rows", "samples", "pass rate"], lines)
 
 
-def failure_lines(failures: Iterable[Failed]) -> list[str]:
+def failure_lines(failures: Iterable[Sample]) -> list[str]:
     """The most frequent reasons for samples without a reward."""
     kinds = Counter(reason(item["error"] or {}) for item in failures)
     return [f"without a reward: {count} samples: {text}" for text, count in kinds.most_common(KINDS_SHOWN)]

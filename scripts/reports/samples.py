@@ -6,7 +6,7 @@ is named by file and line. Only reads.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from common.failure import Failure
 from common.settings import ROOT, Settings, existing
@@ -19,24 +19,10 @@ EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
 
 
-class Sample(TypedDict):
-    """What a source does not hold is None. Samples with the same `row` are of one row; `step` is a trainer's."""
+class Sample(files.Sample):
+    """A sample of an evaluation or a dump: what a source does not hold is None, and `step` is a trainer's rollout."""
 
-    row: Any
-    row_id: Any
-    category: Any
-    repeat: int | None
     step: int | None
-    status: Any
-    reward: float | None
-    error: dict[str, Any] | None
-    seconds: float | None
-    usage: dict[str, Any] | None
-    metrics: dict[str, Any] | None
-    request_id: str | None
-    input: Any
-    ground_truth: list[dict[str, Any]] | None
-    output: list[dict[str, Any]] | None
 
 
 class Source(NamedTuple):
@@ -102,7 +88,7 @@ def of_evaluation(folder: Path) -> Source:
     return Source("evaluation", folder.name, evaluation.config or {}, folder / "report.html", samples)
 
 
-def _evaluated(item: Mapping[str, Any]) -> Sample:
+def _evaluated(item: Any) -> Sample:
     """A line of an evaluation as a sample."""
     return Sample(**{key: item.get(key) for key in Sample.__annotations__})
 
@@ -137,7 +123,7 @@ def number_rows(samples: list[Sample]) -> None:
         sample["row"] = numbers.setdefault(key, len(numbers))
 
 
-def _dumped(item: dict[str, Any], known: Mapping[Any, Mapping[str, Any]]) -> Sample:
+def _dumped(item: Any, known: Mapping[Any, Mapping[str, Any]]) -> Sample:
     """A line of a rollout dump as a sample; `row` is its group until the rows are numbered."""
     row = known.get(item.get("row_id"), {})
     row = row if row.get("category") == item.get("category") else {}
