@@ -18,7 +18,7 @@ import os
 
 from common import settings, terminal
 from common.failure import Failure
-from evaluation import comparison, eval_dump
+from evaluation import comparison
 from evaluation import files as eval_files
 from rollouts import dump as rollout_dump
 
@@ -77,7 +77,7 @@ def dump(files, group_size):
     for item in records:
         if item.get("row_id") is None and item.get("group_id") is None and isinstance(item.get("sample_index"), int):
             item["group_id"] = f"{item.get('rollout_id')}-{item['sample_index'] // group_size}"
-    return eval_dump.evaluation(records)
+    return eval_files.of_records(records)
 
 
 def source(path, evaluation):

@@ -1,6 +1,6 @@
 """The doctor as a whole: its table, its output, what a stage makes of it, and that it changes nothing.
 
-Each check's own tests are in test_checks_*.py. What has bitten people and can be seen before it bites
+Each check's own tests are in unit/checks. What has bitten people and can be seen before it bites
 is a check; FIELD_CASES says which, or why a case shows only while rollouts run.
 """
 
