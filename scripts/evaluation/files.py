@@ -24,13 +24,14 @@ from common.failure import Failure
 from common.files import write_whole
 from evaluation import eval_dump
 from evaluation.eval_dump import Evaluation
-from rollouts import dump, sample_fields
+from rollouts import dump
+from rollouts.samples import FAILURE, SAMPLE, fit
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
 SAMPLE_KEYS = {"row", "row_id", "category", "repeat", "status", "reward", "output"}
 FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
-FIELDS = {ROLLOUTS: sample_fields.SAMPLE, FAILURES: sample_fields.FAILURE}
+FIELDS = {ROLLOUTS: SAMPLE, FAILURES: FAILURE}
 # Where the rows lie may differ; what they are is told by their hash.
 NOT_COMPARED = frozenset({"rows.path"})
 ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
@@ -117,7 +118,7 @@ def read_lines(path, needed):
         record = _parse(line)
         if record is None and number == len(lines):
             break
-        if record is None or not record.keys() >= needed or not sample_fields.fit(record, FIELDS[path.name]):
+        if record is None or not record.keys() >= needed or not fit(record, FIELDS[path.name]):
             raise Failure(f"{path}:{number}: not a line of an evaluation")
         records.append(record)
         size += len(line)

@@ -14,7 +14,8 @@ from common.settings import ROOT, existing
 from evaluation import files
 from inputs import rows
 from policy import transcript
-from rollouts import runs, sample_fields
+from rollouts import runs
+from rollouts.samples import number
 
 EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
@@ -144,7 +145,7 @@ def _dumped(item, known):
 
 def _finite(reward):
     """A reward that is a number, or None."""
-    return reward if sample_fields.number(reward) else None
+    return reward if number(reward) else None
 
 
 def _fault(item):
