@@ -142,6 +142,10 @@ class Dump:
         self._file.close()
 
 
+def _is_record(item: Any) -> bool:
+    return isinstance(item, dict) and item.keys() >= NEEDED and fit(item, DUMPED)
+
+
 def read_dump(path: Path) -> list[DumpRecord]:
     """The records of a dump. Raises Failure with file and line."""
     records: list[DumpRecord] = []
@@ -149,8 +153,7 @@ def read_dump(path: Path) -> list[DumpRecord]:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 item = json.loads(line)
-                whole = isinstance(item, dict) and item.keys() >= NEEDED
-                if not whole or not fit(item, DUMPED):
+                if not _is_record(item):
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
     except OSError as error:

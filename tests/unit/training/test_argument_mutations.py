@@ -10,7 +10,7 @@ import yaml
 
 from common import settings as variables
 from common.failure import Failure
-from training import arguments as train_plan
+from training import arguments
 from training import submit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train" / "standin"))
@@ -42,14 +42,14 @@ class Job:
 
     def __init__(self):
         settings = variables.load(environment=ENVIRONMENT, dotenv=Path("/nonexistent/.env"))
-        task = train_plan.Task(settings, Path("/rows.jsonl"), 32)
-        self.path, self.known = settings.TRAIN_ARGUMENTS, train_plan.values(settings, task, TOKEN_FILE)
+        task = arguments.Task(settings, Path("/rows.jsonl"), 32)
+        self.path, self.known = settings.TRAIN_ARGUMENTS, arguments.values(settings, task, TOKEN_FILE)
         self.variables = submit.job_variables(settings, TOKEN_FILE) | {"STANDIN_EXPECTED": json.dumps(EXPECTED)}
 
     def faults(self, path):
         """What the stand-in says of a file of arguments."""
-        given = train_plan.read_arguments(path, self.known, tracking=True)
-        words = [*MODEL_ARGS, *train_plan.command_line(given), "--prompt-data", "/p"]
+        given = arguments.read_arguments(path, self.known, tracking=True)
+        words = [*MODEL_ARGS, *arguments.command_line(given), "--prompt-data", "/p"]
         arguments, found = contract.argument_faults(words)
         return found + contract.agreement_faults(arguments, self.variables)
 
