@@ -87,7 +87,7 @@ class MeasuredGraph:
     def usage(self) -> Usage:
         """What each process has used so far; this process is "load"."""
         used = {name: list(map(usage, pids)) for name, pids in (self.pids | {"load": [os.getpid()]}).items()}
-        return {name: (sum(cpu for cpu, _ in each), sum(rss for _, rss in each)) for name, each in used.items()}
+        return {name: (sum(cpu for cpu, _ in pairs), sum(rss for _, rss in pairs)) for name, pairs in used.items()}
 
     async def sample(self, samples: list[tuple[int, int]]) -> None:
         """For ever: append (open sessions, resident bytes of the resource servers)."""
@@ -190,9 +190,9 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 def measure_graphs(
-    settings: Settings, args: argparse.Namespace, levels: list[int], found: dict[int, dict[str, Any]]
+    settings: Settings, args: argparse.Namespace, levels: list[int], results: dict[int, dict[str, Any]]
 ) -> None:
-    """Add {concurrency: {graph: figures}} to `found`; the graphs take turns."""
+    """Add {concurrency: {graph: figures}} to `results`; the graphs take turns."""
     with graphs_up(settings, max(levels), min(levels) <= args.unpatched_up_to) as graphs:
         for graph in graphs:
             asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
@@ -205,8 +205,8 @@ def measure_graphs(
                 for graph in compared:
                     asyncio.run(one_round(graph, measured[graph.name], trials, level, bar.step))
             clear_line()
-            found[level] = {name: sums.figures() for name, sums in measured.items()}
-            show_graphs(level, found[level])
+            results[level] = {name: sums.figures() for name, sums in measured.items()}
+            show_graphs(level, results[level])
 
 
 async def one_round(

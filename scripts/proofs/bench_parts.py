@@ -53,11 +53,7 @@ CALLS = {
     "project_management_delete_task": {"task_id": "00000149"},
     "project_management_update_task": {"task_id": "00000149", "field": "board", "new_value": "Design"},
     "customer_relationship_manager_search_customers": {"status": "Lead", "follow_up_by_min": "2023-11-01"},
-    "customer_relationship_manager_update_customer": {
-        "customer_id": "00000189",
-        "field": "status",
-        "new_value": "Won",
-    },
+    "customer_relationship_manager_update_customer": {"customer_id": "00000189", "field": "status", "new_value": "Won"},
     "customer_relationship_manager_add_customer": {
         "customer_name": "Ada",
         "assigned_to_email": "lena.schmidt@atlas.com",

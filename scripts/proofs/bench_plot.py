@@ -15,9 +15,9 @@ ROW, LABEL, BAR, DECADES = 34, 330, 520, (-3, 5)
 Groups = dict[str, dict[str, float]]
 
 
-def panels(found: dict[str, Any]) -> list[tuple[str, str, Groups]]:
+def panels(measured: dict[str, Any]) -> list[tuple[str, str, Groups]]:
     """[(title, unit, {label: {environment: value}})] of what was measured."""
-    levels = found.get("graph", {})
+    levels = measured.get("graph", {})
 
     def groups(value: Callable[[dict], float]) -> Groups:
         return {
@@ -29,15 +29,15 @@ def panels(found: dict[str, Any]) -> list[tuple[str, str, Groups]]:
         ("Throughput", "trials/s", groups(lambda figures: figures["trials_per_s"])),
         ("Latency, 95 of 100 trials below", "ms", groups(lambda figures: figures["p95_ms"])),
         ("CPU of the resource server", "ms a trial", groups(lambda figures: figures["cpu_ms_per_trial"]["resource"])),
-        ("Parts of the environment", "ms", found.get("tools", {})),
+        ("Parts of the environment", "ms", measured.get("tools", {})),
     ]
     return [panel for panel in all_panels if panel[2]]
 
 
-def svg(found: dict[str, Any]) -> str:
+def svg(measured: dict[str, Any]) -> str:
     """The whole picture as text."""
     lines, y = [], 20
-    for title, unit, groups in panels(found):
+    for title, unit, groups in panels(measured):
         lines.append(text(10, y, f"{title} ({unit}, logarithmic)", weight="bold"))
         for label, values in groups.items():
             y += ROW

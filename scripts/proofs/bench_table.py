@@ -56,20 +56,20 @@ def _tools(tools: dict[str, dict[str, float]]) -> str:
     return _table(["part (of searches and of other tools the slowest)", "patched", "unpatched", "ratio"], rows)
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(measured: dict[str, Any]) -> str:
     """The part of tests/MEASURED.md for a bench with all parts. Raises Failure if a part is missing."""
-    if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in found]:
+    if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in measured]:
         raise Failure(f"the bench holds no {missing[0]}; run all parts: make bench")
     alone = [
         [level, f"{figures['cpu_ms_per_trial']:.1f} ms", f"{figures['trials_per_s']:.0f}", _failed(figures)]
-        for level, figures in found["gateway"].items()
+        for level, figures in measured["gateway"].items()
     ]
-    client = found["client"]
-    where = f"{found['date']}, commit {found['commit']}, {found['cores']} cores"
+    client = measured["client"]
+    where = f"{measured['date']}, commit {measured['commit']}, {measured['cores']} cores"
     return (
-        f"{where}, load average {found['load_before']:.1f} before:\n\n"
-        + _graphs(found["graph"])
+        f"{where}, load average {measured['load_before']:.1f} before:\n\n"
+        + _graphs(measured["graph"])
         + _table(["at once", "Gateway alone: CPU a trial", "trials/s", "failed"], alone)
-        + _tools(found["tools"])
+        + _tools(measured["tools"])
         + f"Session client, from its start to its request: median {client['p50_ms']:.0f} ms of {client['starts']}.\n"
     )

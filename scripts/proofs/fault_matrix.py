@@ -172,27 +172,18 @@ def _kills() -> list[Fault]:
         *faults,
         Fault("kill-raylet", "kill -9 of Ray's node (raylet)", kill("raylet")),
         Fault(
-            "kill-clients",
-            "kill -9 of the session clients, every other one launched again",
-            kill_clients,
-            start_every_other_again,
-            1,
+            "kill-clients", "kill -9 of the session clients, every other one launched again",
+            kill_clients, start_every_other_again, 1,
         ),
         Fault(
-            "kill-policy",
-            f"kill -9 of the policy endpoint, back after {SHORT_S} s",
-            kill_policy,
-            lambda site: site.policy.start(),
-            SHORT_S,
+            "kill-policy", f"kill -9 of the policy endpoint, back after {SHORT_S} s",
+            kill_policy, lambda site: site.policy.start(), SHORT_S,
         ),
         Fault(
-            "kill-supervisor",
-            f"kill -9 of the supervisor, `make gym-up` after {SHORT_S} s",
-            kill("supervisor"),
-            start_graph_again,
-            SHORT_S,
+            "kill-supervisor", f"kill -9 of the supervisor, `make gym-up` after {SHORT_S} s",
+            kill("supervisor"), start_graph_again, SHORT_S,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _stops() -> list[Fault]:
@@ -223,25 +214,18 @@ def _answers() -> list[Fault]:
 def _limits() -> list[Fault]:
     return [
         Fault(
-            "disk-full",
-            "the disk under the trial store is full for 15 s (ENOSPC)",
-            fill_disk,
-            free_disk,
-            15,
-            needs_small_disk=True,
+            "disk-full", "the disk under the trial store is full for 15 s (ENOSPC)",
+            fill_disk, free_disk, 15, needs_small_disk=True,
         ),
         Fault(
-            "descriptors",
-            f"the Gateway may open {SPARE_DESCRIPTORS} descriptors more, for 15 s",
-            bound_descriptors,
-            free_descriptors,
-            15,
+            "descriptors", f"the Gateway may open {SPARE_DESCRIPTORS} descriptors more, for 15 s",
+            bound_descriptors, free_descriptors, 15,
         ),
         Fault(
             "clock-forward", "the servers' wall clock jumps 2 h forward", move_clock(2 * AN_HOUR_S), move_clock(0), None
         ),
         Fault("clock-back", "the servers' wall clock jumps 2 h back", move_clock(-2 * AN_HOUR_S), move_clock(0), None),
-    ]
+    ]  # fmt: skip
 
 
 FAULTS = {fault.name: fault for fault in [*_kills(), *_stops(), *_answers(), *_limits()]}

@@ -64,10 +64,7 @@ def note_seeds(folder: Path) -> None:
     Sessions.open = observed
 
 
-def main() -> int | None:
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        print((__doc__ or "").strip())
-        return 0 if len(sys.argv) == 2 else 2
+def main() -> None:
     folder, program = Path(os.environ[OBSERVED]), Path(sys.argv[1]).resolve()
     del sys.argv[0]
     sys.path[0] = str(program.parent)
@@ -78,4 +75,4 @@ def main() -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -143,16 +144,6 @@ class Endpoint(ThreadingHTTPServer):
             log.write(json.dumps(call).encode() + b"\n")
 
 
-def main() -> int | None:
-    if len(sys.argv) != 3 or not sys.argv[1].isdecimal():
-        known = sys.argv[1:] in (["-h"], ["--help"])
-        print((__doc__ or "").strip(), file=sys.stdout if known else sys.stderr)
-        return 0 if known else 2
-    try:
-        Endpoint(int(sys.argv[1]), sys.argv[2]).serve_forever()
-    except KeyboardInterrupt:
-        return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    with suppress(KeyboardInterrupt):
+        Endpoint(int(sys.argv[1]), sys.argv[2]).serve_forever()

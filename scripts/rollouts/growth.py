@@ -23,11 +23,11 @@ NOTHING: Mark = (0, hashlib.sha256().hexdigest())
 
 def marks(folder: Path) -> dict[str, Mark]:
     """{file name: its mark} of the dumps in a folder, to tell later what was added."""
-    found = {}
+    by_name = {}
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as file:
-            found[path.name] = _mark(file, path.stat().st_size)
-    return found
+            by_name[path.name] = _mark(file, path.stat().st_size)
+    return by_name
 
 
 def _mark(file: BinaryIO, size: int) -> Mark:

@@ -70,11 +70,11 @@ def command_line() -> argparse.Namespace:
 
 
 def _agent_environment(parser: argparse.ArgumentParser, pairs: list[str]) -> dict[str, str]:
-    found = {name: text for name, _, text in (pair.partition("=") for pair in pairs)}
-    for name in found:
-        if not name.isidentifier() or name.startswith(launch.PREFIX) or f"{name}={found[name]}" not in pairs:
+    given = {name: text for name, _, text in (pair.partition("=") for pair in pairs)}
+    for name in given:
+        if not name.isidentifier() or name.startswith(launch.PREFIX) or f"{name}={given[name]}" not in pairs:
             parser.error(f"--agent-env: {name[:80]!r} is no NAME=value pair, or begins with RELAX_, which is reserved")
-    return found
+    return given
 
 
 def choose_policy(name: str, timeout_s: float) -> Callable[[model_api.Session, dict[str, Any]], dict[str, Any]]:

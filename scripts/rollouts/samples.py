@@ -13,22 +13,25 @@ from typing import Any, TypedDict
 
 
 class Sample(TypedDict):
-    """A line of an evaluation; one that failed ends with its `error`, and has no reward."""
+    """A line of an evaluation; without a reward it may lack the fields that follow `reward`.
+
+    `row` and `repeat` count from 0; `error` may hold code, type, cause; `input` and `output` are Responses items.
+    """
 
     row: int
     row_id: Any
     category: Any
     repeat: int
-    request_id: str
-    status: str
+    request_id: str | None
+    status: Any
     error: dict[str, Any] | None
-    seconds: float
-    reward: float
-    metrics: dict[str, Any]
-    usage: dict[str, int] | None
+    seconds: float | None
+    reward: float | None
+    metrics: dict[str, Any] | None
+    usage: dict[str, Any] | None
     input: Any
-    ground_truth: list[dict[str, Any]]
-    output: list[dict[str, Any]]
+    ground_truth: list[dict[str, Any]] | None
+    output: list[dict[str, Any]] | None
 
 
 class DumpRecord(TypedDict):

@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -178,14 +177,5 @@ def check(spec: Spec) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
-    if "NODE_CHECK_SPEC" not in os.environ:
-        known = sys.argv[1:] in (["-h"], ["--help"])
-        print((__doc__ or "").strip(), file=sys.stdout if known else sys.stderr)
-        return 0 if known else 2
-    print(MARK + json.dumps(check(json.loads(os.environ["NODE_CHECK_SPEC"]))), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(MARK + json.dumps(check(json.loads(os.environ["NODE_CHECK_SPEC"]))), flush=True)

@@ -64,13 +64,5 @@ def _explained(text: str, api: model_api.ModelAPI) -> str:
     )
 
 
-def main() -> int:
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        print((__doc__ or "").strip())
-        return 0 if len(sys.argv) == 2 else 2
-    print(json.dumps(play_trials(json.load(sys.stdin), sys.argv[1])), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(json.dumps(play_trials(json.load(sys.stdin), sys.argv[1])), flush=True)
