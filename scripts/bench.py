@@ -21,6 +21,7 @@ with a plot to --out. Takes about ten minutes on two cores with the defaults; pa
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -31,8 +32,10 @@ from common import files, git, net, program
 from common.failure import Failure
 from common.settings import ROOT, cores_at_hand, from_command_line
 from common.terminal import run, say, table
+from gateway import launch
+from policy import model_api
 from proofs import bench_load, bench_plot, bench_table, published
-from proofs.bench_graphs import FAST, LEVEL_TIMES, Graph, Measured, enough, measure_graphs, percentile, usage
+from proofs.bench_graphs import FAST, LEVEL_TIMES, Measured, MeasuredGraph, enough, measure_graphs, percentile, usage
 from proofs.unpatched import overlay
 from servers import processes
 from servers.graph import end_graph
@@ -104,19 +107,8 @@ async def client_starts(settings, folder):
     """Seconds from the session client's start to its request for a trial, for some starts."""
     servers, taken = bench_load.Servers(), []
     async with bench_load.serving(servers) as url:
-        body = bench_load.payload(settings, url)
-        task = folder / "input.json"
-        task.write_text(json.dumps(body["environment"]["task"]))
-        environment = os.environ | {
-            "NEMO_GYM_URL": url,
-            "RELAX_INPUT_JSON": str(task),
-            "RELAX_OUTPUT_JSON": str(folder / "output.json"),
-            "RELAX_SESSION_IO_DIR": str(folder),
-            "RELAX_BASE_URL": body["model_endpoint"]["base_url"],
-            "RELAX_SESSION_ID": body["session"]["session_id"],
-            "RELAX_ROLLOUT_MODE": "train",
-            "RELAX_GROUP_ID": "0",
-        }
+        session = launch.session(folder, f"{url}{model_api.BASE_PATH}", secrets.token_hex(16), "0")
+        environment = os.environ | {"NEMO_GYM_URL": url} | launch.prepare(session, bench_load.example_task())
         for _ in range(CLIENT_STARTS):
             servers.created.clear()
             started = time.monotonic()
@@ -136,7 +128,7 @@ def measure_client(settings, folder):
 
 async def gateway_alone(settings, args, level):
     """Figures of a Gateway whose agent and resource server do nothing: what it costs itself."""
-    graph = Graph(settings, "gateway-alone", sys.executable, 0, level)
+    graph = MeasuredGraph(settings, "gateway-alone", sys.executable, 0, level)
     callbacks, url = graph.settings.local_url("callbacks"), graph.settings.local_url("gateway")
     async with bench_load.serving(bench_load.Servers(callbacks)) as nothing:
         host, port = nothing.removeprefix("http://").split(":")

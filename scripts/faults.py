@@ -21,7 +21,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
+import requests
 
 from common.failure import Failure
 from common.files import write_whole
@@ -72,7 +72,7 @@ class Bench:
         seeds = lambda: observed_server.seeds(self.observed)  # noqa: E731
         try:
             return suffer(fault, self.graph, self.policy, self.folder / "load", self.rows, trials, self.observed, seeds)
-        except (AssertionError, httpx.TransportError) as error:  # a Gateway that stays away answers no question
+        except (AssertionError, requests.RequestException) as error:  # a Gateway that stays away answers no question
             known = {"name": fault.name, "what": fault.what, "trials": trials, "held": False}
             return known | {
                 "ended": {},

@@ -17,7 +17,7 @@ from common import settings as variables
 from common import terminal
 from common.failure import Failure
 from training import container as ray_container
-from training.container import NO_GPUS, _short, check, engine, existing, start
+from training.container import NO_GPUS, check, engine, existing, short, start
 
 OPTIONS = ("RELAX_HOST", "RELAX_IMAGE", "RELAX_ROOT", "RAY_ADDRESS")
 
@@ -36,7 +36,7 @@ def main():
                 start(client, settings)
     except DockerException as error:
         cure = "; has this machine GPUs, and the NVIDIA container toolkit?" if NO_GPUS in str(error) else ""
-        raise Failure(f"Docker: {_short(error)}{cure}") from None
+        raise Failure(f"Docker: {short(error)}{cure}") from None
     terminal.say(f"Trainer's Ray ready: make train RAY_ADDRESS={settings.RELAX_HOST}:{ray_container.RAY_PORT}")
 
 

@@ -4,8 +4,6 @@
 On a machine that reaches the cluster's dashboard and has the trainer's checkout, usually the
 cluster's head; takes a minute until the job is submitted, then as long as the job. Checked are the
 budgets, the paths and their contents on every node, the way from each node to the Gateways and
-from common.files import write_whole
-from common.files import write_whole
 from the Gym's machine back to the model, free GPUs and running jobs: the entrypoint would stop
 those, so they are refused unless FORCE=1. Guarantees: every fault found is named before anything is
 submitted; the training job's status is the exit status; Ctrl-C stops the job and confirms it.
@@ -21,7 +19,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from checks import registry
 from cluster import jobs
@@ -49,13 +49,17 @@ def write_submission(plan):
     """Write what would be submitted, for a dry run: its path."""
     settings = plan.settings
     model_args = sourced_model_args(settings.RELAX_ROOT / RELAX_FILES[1])
-    words = [*model_args, *arguments.command_line(plan.arguments)]
-    runs = settings.EXP_DIR / rollouts_runs.RUN_NAME / "runs"
+    job_id = "<submission_id>"
+    words = [
+        *model_args,
+        *arguments.command_line(plan.arguments, jobs.jobs_folder(settings.RUN_DIR) / job_id / "token"),
+    ]
+    prompts = submit.prompts_path(settings.EXP_DIR / rollouts_runs.RUN_NAME, job_id)
     submission = {
         "entrypoint_command": plan.command(),
         "job": {
             "submission_id": "train-<time>-<process>-<random>",
-            "entrypoint": submit.entrypoint(settings, plan.task.path, runs / "<submission_id>.rows", words),
+            "entrypoint": submit.entrypoint(settings, prompts, words),
             "entrypoint_num_cpus": submit.CPUS,
             "runtime_env": {
                 "RUNTIME_ENV_JSON": "what the entrypoint gives, and:",
@@ -107,11 +111,16 @@ class Submission:
         for number in SIGNALS:
             signal.signal(number, self.forward)
         environment = self.environment()
-        command = inside(self.settings, self.plan.command(), environment)
-        self.child = subprocess.Popen(command, env=environment, start_new_session=True)
-        if self.signalled:
-            os.killpg(self.child.pid, self.signalled)
-        status = self.child.wait()
+        folder = self.settings.RUN_DIR / "train"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Written once, read by the entrypoint; nobody else can enter the folder.
+        with tempfile.TemporaryDirectory(prefix="plan-", dir=folder) as private:
+            path = self.plan.decided().write(Path(private))
+            command = inside(self.settings, [*self.plan.command(), "--plan", str(path)], environment)
+            self.child = subprocess.Popen(command, env=environment, start_new_session=True)
+            if self.signalled:
+                os.killpg(self.child.pid, self.signalled)
+            status = self.child.wait()
         if self.signalled:
             self.stop_left_behind()
             return 128 + self.signalled

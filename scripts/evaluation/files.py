@@ -20,7 +20,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypedDict
@@ -28,14 +28,15 @@ from typing import Any, NamedTuple, TextIO, TypedDict
 from common.failure import Failure
 from common.files import write_whole
 from policy import transcript
-from rollouts import dump, sample_fields
+from rollouts import dump
+from rollouts.samples import FAILURE, SAMPLE, fit
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
 SAMPLE_KEYS = {"row", "row_id", "category", "repeat", "status", "reward", "output"}
 FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
 NEEDED = {ROLLOUTS: SAMPLE_KEYS, FAILURES: FAILURE_KEYS}
-FIELDS = {ROLLOUTS: sample_fields.SAMPLE, FAILURES: sample_fields.FAILURE}
+FIELDS = {ROLLOUTS: SAMPLE, FAILURES: FAILURE}
 # The rows may have moved: their hash tells whether they are the same.
 NOT_COMPARED = frozenset({"rows.path"})
 ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
@@ -149,7 +150,7 @@ def read_lines(path: Path) -> tuple[list[Any], int]:
         record = _parse(line)
         if record is None and number == len(lines):
             break
-        if record is None or not record.keys() >= needed or not sample_fields.fit(record, FIELDS[path.name]):
+        if record is None or not record.keys() >= needed or not fit(record, FIELDS[path.name]):
             raise Failure(f"{path}:{number}: not a line of an evaluation")
         records.append(record)
         size += len(line)
@@ -167,7 +168,7 @@ def _parse(line: bytes) -> dict | None:
 # --- rollout dumps -------------------------------------------------------------------------
 
 
-def of_records(records: Iterable[dict[str, Any]]) -> Evaluation:
+def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
     """The records of a rollout dump; rows are numbered as they come, and so are the repeats of a row."""
     rows, repeats, evaluation = {}, {}, Evaluation(None, [], [])
     for index, item in enumerate(records):

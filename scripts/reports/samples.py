@@ -13,7 +13,8 @@ from common.settings import ROOT, Settings, existing
 from evaluation import files
 from inputs import rows
 from policy import transcript
-from rollouts import runs, sample_fields
+from rollouts import runs
+from rollouts.samples import number
 
 EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
@@ -128,7 +129,7 @@ def _dumped(item: Any, known: Mapping[Any, Mapping[str, Any]]) -> Sample:
     row = known.get(item.get("row_id"), {})
     row = row if row.get("category") == item.get("category") else {}
     tokens = item.get("prompt_token_count"), item.get("response_token_count")
-    reward = item["reward"] if sample_fields.number(item["reward"]) else None
+    reward = item["reward"] if number(item["reward"]) else None
     error = {"code": str(item["truncated_by"])} if item.get("truncated_by") else None
     if item.get("error") or reward is None:
         error = {"code": "no_reward", "cause": str(item.get("error") or f"reward {item['reward']!r}")}

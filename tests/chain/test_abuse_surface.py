@@ -119,7 +119,7 @@ def test_any_value_anywhere_in_a_payload_is_taken_or_refused_by_name(graph):
         payload = graph.payload("http://127.0.0.1:9/x", deadline_s=0.2)
         path = data.draw(st.sampled_from(places(payload)))
         body = json.dumps(replaced(payload, path, value)).encode()
-        answer = graph.http.post("/v1/trials", content=body)
+        answer = graph.http.post("/v1/trials", data=body)
         if answer.status_code == 429:  # the ones before it have not ended yet
             graph.wait_released()
         elif answer.status_code != 202:

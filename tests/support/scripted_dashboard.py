@@ -21,6 +21,8 @@ class ScriptedDashboard(ThreadingHTTPServer):
         self.looked = {"nodes": {"10.0.0.5 (h)": [], "10.0.0.6 (w)": []}, "trials": [], "notes": []}
         # What becomes of a job that is told to stop; None: nothing.
         self.after_stop = "STOPPED"
+        # How a job that is submitted ends at once; None: Ray does not find it.
+        self.ends = None
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -76,6 +78,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.logs[job["submission_id"]] = f"NODE_CHECK {json.dumps(self.server.looked)}\n"
         else:
             self.server.submitted.append(job)
+            if self.server.ends:
+                self.server.jobs[job["submission_id"]] = {"status": self.server.ends, **job}
 
     def send(self, status, payload):
         data = json.dumps(payload).encode()

@@ -117,7 +117,7 @@ def test_a_dry_run_prints_the_plan_and_writes_the_submission(place, gateways, da
     text = (place / "run" / "train" / "submission.json").read_text()
     job = json.loads(text)["job"]
     assert "-m relax.entrypoints.train --swiglu --num-layers 36" in job["entrypoint"]
-    assert "--rollout-max-context-len 8192" in job["entrypoint"] and "--limit 2" in job["entrypoint"]
+    assert "--rollout-max-context-len 8192" in job["entrypoint"] and "--num-rollout 2" in job["entrypoint"]
     assert job["runtime_env"]["py_executable"] == sys.executable
     assert "never-show-me" not in text + done.stdout
     assert not dashboard.submitted and not (place / "exp").exists()
@@ -249,12 +249,39 @@ def test_the_run_script_refuses_to_run_outside_the_entrypoint(place, gateways, d
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
+def by_hand(environment):
+    """The run script under the trainer's entrypoint, without `make train` before it."""
+    entrypoint = Path(environment["RELAX_ROOT"]) / "scripts" / "entrypoint" / "ray-job.sh"
+    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+    environment = environment | {"SUBMIT_PYTHON": sys.executable}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_the_entrypoint_submits_the_plan_that_was_made_and_makes_the_same_by_hand(place, gateways, dashboard):
+    dashboard.ends = "FAILED"
+    environment = variables(place, gateways, dashboard, LIMIT="2", GATEWAY_TOKEN="never-show-me")
+    for start in (train, by_hand):
+        done = start(environment)
+        assert done.returncode == 1 and "Ray job FAILED: train-" in done.stdout, done.stderr
+        assert "never-show-me" not in done.stdout + done.stderr
+    entrypoints = []
+    for job in dashboard.submitted:
+        name = job["submission_id"]
+        assert f" GATEWAY_TOKEN_FILE={place}/run/jobs/{name}/token " in job["entrypoint"]
+        assert "never-show-me" not in json.dumps(job)
+        assert job["runtime_env"]["env_vars"]["PYTHONPATH"].startswith(f"{place}/relax:")
+        lines = (place / "exp/Qwen3-4B_mcore_8xgpu/runs" / f"{name}.prompts.jsonl").read_text().splitlines()
+        assert [json.loads(line)["metadata"]["id"] for line in lines] == [1, 1]
+        entrypoints.append(job["entrypoint"].replace(name, "ID"))
+    assert len(entrypoints) == 2 and len(set(entrypoints)) == 1
+    assert entrypoints[0].endswith("/runs/ID.prompts.jsonl")
+    # The plan and the token go with the run.
+    assert not list((place / "run" / "train").iterdir()) and not list((place / "run" / "jobs").iterdir())
+
+
 def test_results_that_cannot_be_written_are_said_before_ray_hears_of_a_job(place, gateways, dashboard):
     (place / "exp").write_text("a file")
-    entrypoint = place / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
-    environment = variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable)
-    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = by_hand(variables(place, gateways, dashboard))
     assert done.returncode == 1 and "EXP_DIR and RUN_DIR have to be writable" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert not dashboard.submitted and not ray_jobs.open_jobs(place / "run")
