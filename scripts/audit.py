@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
 
 
-def ask(verifier: audit_checks.Verifier, numbered: list) -> list[dict[str, Any]]:
+def ask(verifier: audit_checks.Verifier, numbered: list) -> list[audit_checks.Finding]:
     """The findings of audit_checks.check for each row, in order."""
     bar, findings = terminal.Bar("rows", len(numbered)), []
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -25,6 +25,7 @@ from common.failure import Failure
 from common.settings import Settings, from_command_line
 from evaluation import bounds, files, metrics, preflight, tables
 from evaluation.conditions import configuration, gateway_facts, sampling_of, split_of
+from evaluation.files import Sample
 from evaluation.sampler import KEPT, Sampler
 from inputs import rows
 from policy import model_api
@@ -140,7 +141,7 @@ def conclude(settings: Settings, task_rows: list, writer: files.Writer) -> int:
     return 1 if result["failures"] else 0
 
 
-def times(samples: list[dict[str, Any]]) -> dict[str, float] | None:
+def times(samples: list[Sample]) -> dict[str, float] | None:
     """Seconds of a sample: {"median", "longest", "sum"}; None without samples."""
     seconds = [sample["seconds"] for sample in samples]
     if not seconds:

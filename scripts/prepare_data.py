@@ -31,7 +31,7 @@ from common.failure import Failure
 from common.files import sha256_of, write_whole
 from common.settings import from_command_line
 from inputs import hub, row_facts, rows
-from inputs.pins import LOCK, PUBLISHED, read_lock
+from inputs.pins import LOCK, PUBLISHED, Lock, read_lock
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lock", type=Path, default=LOCK, metavar="FILE", help=f"the pins (default: {LOCK.name})")
 
 
-def prepare(lock: dict[str, Any], lock_path: Path, split: str, path: Path) -> None:
+def prepare(lock: Lock, lock_path: Path, split: str, path: Path) -> None:
     """Put one split in place at `path` and its converted rows beside it; print a table of them."""
     pin, source = lock["splits"][split], path
     if sha256_of(path) != pin["sha256"]:
@@ -71,7 +71,7 @@ def prepare(lock: dict[str, Any], lock_path: Path, split: str, path: Path) -> No
     )
 
 
-def convert(row: dict[str, Any], place: str) -> dict[str, Any]:
+def convert(row: rows.Row, place: str) -> dict[str, Any]:
     """The trainer's form of `row`, after proving that the row comes back from it."""
     try:
         relax = rows.to_relax(row)
@@ -82,7 +82,7 @@ def convert(row: dict[str, Any], place: str) -> dict[str, Any]:
     return relax
 
 
-def obtain(lock: dict[str, Any], split: str, folder: Path) -> Path:
+def obtain(lock: Lock, split: str, folder: Path) -> Path:
     """Fetch a split's file into the staging folder, unchecked; returns its path."""
     pin = lock["splits"][split]
     if "package" in pin:
@@ -106,7 +106,7 @@ def copy_from_package(pin: dict[str, Any], folder: Path) -> Path:
         raise Failure(f"{source}: missing; remove .venv and run this again to install {pin['package']} anew") from None
 
 
-def refuse_other_bytes(staged: Path, pin: dict[str, Any], lock: dict[str, Any], lock_path: Path) -> None:
+def refuse_other_bytes(staged: Path, pin: dict[str, Any], lock: Lock, lock_path: Path) -> None:
     digest = sha256_of(staged)
     if digest == pin["sha256"]:
         return
@@ -120,7 +120,7 @@ def refuse_other_bytes(staged: Path, pin: dict[str, Any], lock: dict[str, Any], 
     )
 
 
-def accept(revision: str, lock_path: Path, folder: Path) -> dict[str, Any]:
+def accept(revision: str, lock_path: Path, folder: Path) -> Lock:
     """Download the published splits at `revision`, check every row, then pin them; returns the new lock."""
     lock = read_lock(lock_path)
     lock["revision"] = hub.commit_of(lock["repo_id"], revision, "dataset")
@@ -145,7 +145,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def summary(raw: list[dict[str, Any]]) -> str:
+def summary(raw: list[rows.Row]) -> str:
     """A table of the rows' categories, environments, tools, ground-truth calls and prompt sizes."""
     tools = {tool["name"] for row in raw for tool in row[rows.WRAPPER].get("tools") or []}
     calls = [len(row["ground_truth"]) for row in raw]

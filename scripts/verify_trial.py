@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class ScriptedPolicy:
     """Answers the trial's model calls from a script, and notes the first fault of them."""
 
-    def __init__(self, row: dict[str, Any]):
+    def __init__(self, row: rows.Row):
         self.row, self.inputs = row, []
         self.fault: str | None = None
         calls = [model_api.function_call(name, json.dumps(arguments)) for name, arguments in (SEARCH, REPLY)]
@@ -103,7 +103,7 @@ def _holds(item: dict[str, Any], fields: dict[str, Any]) -> bool:
 
 
 def play(
-    settings: Settings, gateway: Gateway, row: dict[str, Any], host: str
+    settings: Settings, gateway: Gateway, row: rows.Row, host: str
 ) -> tuple[ScriptedPolicy, trial_request.Snapshot]:
     """Run the trial; returns the policy, which saw the calls, and the terminal snapshot."""
     policy = ScriptedPolicy(row)

@@ -13,6 +13,7 @@ nothing of other rows or of the Gateway.
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import requests
@@ -20,6 +21,7 @@ import requests
 from common import terminal
 from common.failure import Failure
 from common.settings import from_command_line
+from inputs import rows
 from policy import model_api
 from servers.verifier import FOUND, REPLIED, REPLY, SEARCH, TEXT, example_row, post, verification
 
@@ -53,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class Episode:
     """One session of the resource server, played by hand; tool calls go into the transcript to verify."""
 
-    def __init__(self, url: str, row: dict[str, Any]):
+    def __init__(self, url: str, row: rows.Row):
         self.url, self.row, self.calls = url, row, []
         self.client = requests.Session()
         # Two programs of one machine need no proxy.
@@ -84,7 +86,7 @@ class Episode:
     def _output(self, call: Call) -> Any:
         return self._post(*call).get("output")
 
-    def _post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return post(self.client, self.url, route, body)
 
 

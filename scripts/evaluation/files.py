@@ -180,7 +180,7 @@ def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
     return evaluation
 
 
-def _sample_of(item: dict[str, Any], row: int, repeat: int) -> Sample:
+def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
     prompt, response = item.get("prompt_token_count"), item.get("response_token_count")
     error, reward = item.get("error"), item["reward"]
     # Trainers write many things where there is no reward; only a number is a reward.

@@ -8,6 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def session(folder: Path | str, base_url: str, session_id: str, group: str, mode
     }
 
 
-def prepare(session: Session, task: dict[str, Any]) -> dict[str, str]:
+def prepare(session: Session, task: Mapping[str, Any]) -> dict[str, str]:
     """Write the task where the session client reads it: the client's variables."""
     Path(session["INPUT_JSON"]).write_text(json.dumps(task), encoding="utf-8")
     return {f"{PREFIX}{name}": str(text) for name, text in session.items()}

@@ -17,6 +17,7 @@ from common.failure import Failure
 from common.files import write_whole
 from pages import inline
 from reports import reasons, samples, summary
+from reports.samples import Sample
 from servers.tree import fingerprint, installed_tree
 
 TASK_SHOWN, WHY_SHOWN = 300, 400
@@ -24,7 +25,6 @@ LABELS = {"evaluation": "Repeat", "rehearsal": "Sample", "training": "Rollout"}
 # Of the environment's fingerprint, what decides what a replay gives.
 REPLAYED_BY = ("workplace_tree", "pandas")
 
-Sample = dict[str, Any]
 Reason = dict[str, Any]
 
 

@@ -24,6 +24,7 @@ from common.files import write_whole
 from common.settings import Settings
 from gateway.health import RELEASE_S, released
 from rollouts import runs
+from rollouts.samples import DumpRecord
 from servers import ports
 from training import actor_log
 
@@ -93,7 +94,7 @@ def rollout(run: runs.Run, urls: list[str], silent: Collection[str] = ()) -> Lay
     return Layer.judged("model rollout", faults, evidence)
 
 
-def sample_fault(sample: dict[str, Any]) -> str | None:
+def sample_fault(sample: DumpRecord) -> str | None:
     """What speaks against a sample; None if nothing does."""
     reward = sample["reward"]
     if sample.get("error"):
@@ -105,13 +106,13 @@ def sample_fault(sample: dict[str, Any]) -> str | None:
     return None if sample["status"] == "completed" else f"status {sample['status']!r}"
 
 
-def acts(sample: dict[str, Any]) -> bool:
+def acts(sample: DumpRecord) -> bool:
     """Whether the policy called tools and went on from their outputs."""
     text = sample["response"] or ""
     return (sample["agent_turns"] or 0) > 1 and "<tool_call>" in text and "<tool_response>" in text
 
 
-def described(sample: dict[str, Any]) -> str:
+def described(sample: DumpRecord) -> str:
     calls = sample["response"].count("<tool_call>")
     return f"{sample['status']}, reward {sample['reward']}, {sample['agent_turns']} turns, {calls} tool calls"
 
