@@ -8,10 +8,10 @@ may refuse to create it: it returns (status, error), or None.
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
 import requests
+
+from support.http_server import HttpServer
 
 READY = {
     "ready": True,
@@ -22,24 +22,30 @@ READY = {
 MAX_STEPS = 6
 
 
-class PlayingGateway:
-    """Context manager."""
-
+class PlayingGateway(HttpServer):
     def __init__(self, fate=None):
+        super().__init__()
         self.fate, self.refuse = fate or (lambda number: None), lambda payload: None
         self.ready, self.trials, self.payloads, self.aborted = dict(READY), {}, [], set()
 
-    def __enter__(self):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
-        self.server.socket.listen(256)
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, request):
+        if request.path == "/readyz":
+            return 200 if self.ready["ready"] else 503, self.ready
+        if request.path == "/v1/trials":
+            if refused := self.refuse(request.json()):
+                return refused[0], {"error": refused[1]}
+            return 202, self.create(request.json())
+        trial = self.trials[request.bare_path.split("/")[3]]
+        if request.path.endswith("/trajectory"):
+            return 200, {"request_id": trial["request_id"], **trial["trajectory"]}
+        if request.method == "GET":
+            trial["ended"].wait(float(request.query.get("wait_s", ["0"])[0]))
+            return 200, self.show(trial)
+        if request.path.endswith("/abort") and trial["status"] == "running":
+            self.aborted.add(trial["request_id"])
+            trial |= {"status": "aborted", "error": {"code": "aborted"}}
+            trial["ended"].set()
+        return 202, self.show(trial)
 
     def create(self, payload):
         request_id = payload["request_id"]
@@ -104,45 +110,6 @@ class PlayingGateway:
         except ValueError as error:
             told = {"error": f"Invalid tool call arguments: {error!r}"}
         return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(told)}
-
-    def _handler(gateway):
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", -1, True
-
-            def do_GET(self):
-                parts = urlsplit(self.path)
-                if parts.path == "/readyz":
-                    return self.write(200 if gateway.ready["ready"] else 503, gateway.ready)
-                trial = gateway.trials[parts.path.split("/")[3]]
-                if parts.path.endswith("/trajectory"):
-                    return self.write(200, {"request_id": trial["request_id"], **trial["trajectory"]})
-                trial["ended"].wait(float(parse_qs(parts.query).get("wait_s", ["0"])[0]))
-                return self.write(200, gateway.show(trial))
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if self.path == "/v1/trials":
-                    if refused := gateway.refuse(json.loads(body)):
-                        return self.write(refused[0], {"error": refused[1]})
-                    return self.write(202, gateway.create(json.loads(body)))
-                trial = gateway.trials[self.path.split("/")[3]]
-                if self.path.endswith("/abort") and trial["status"] == "running":
-                    gateway.aborted.add(trial["request_id"])
-                    trial |= {"status": "aborted", "error": {"code": "aborted"}}
-                    trial["ended"].set()
-                return self.write(202, gateway.show(trial))
-
-            def write(self, status, body):
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                """The test reads the payloads."""
-
-        return Handler
 
 
 def grade(output, ground_truth):

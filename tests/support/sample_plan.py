@@ -6,32 +6,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+from support.http_server import HttpServer
 from support.scripted_dashboard import ScriptedDashboard
 from unit.stages import test_train
 
-COMMIT = re.compile(r"(?<= at )(?:[0-9a-f]{12}(?: with changes)?|no git checkout)$", re.M)
+COMMIT = re.compile(r"(?<= at )(?:[0-9a-f]{12}\+?|no git checkout)$", re.M)
 
 
 def printed():
     """The plan's lines, places replaced by those of the README."""
-    gateway = ThreadingHTTPServer(("127.0.0.1", 0), test_train.Ready)
-    gateway.answer = test_train.READY | {"gym_commit": "<commit>", "service_epoch": "<epoch>"}
-    gateway.url = f"http://127.0.0.1:{gateway.server_address[1]}"
-    threading.Thread(target=gateway.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    state = test_train.READY | {"gym_commit": "<commit>", "service_epoch": "<epoch>"}
     folder = Path(tempfile.mkdtemp())
     try:
-        with ScriptedDashboard() as dashboard:
+        with HttpServer({"/readyz": state}) as gateway, ScriptedDashboard() as dashboard:
             test_train.make_place(folder, 32)
             environment = test_train.variables(folder, [gateway], dashboard, DRY_RUN="1", LIMIT="32")
             found = plan(environment)
             places = {dashboard.url: "http://10.0.0.5:8265", environment["RAY_ADDRESS"]: "10.0.0.5:6379"}
     finally:
-        gateway.shutdown()
-        gateway.server_close()
         shutil.rmtree(folder)
     places |= {gateway.url: "http://10.0.0.4:29000", f"{folder}/relax": "/shared/Relax"}
     places |= {f"{folder}/exp": "/shared/experiments", str(folder): "/shared", str(test_train.ROOT): "/shared/clone"}

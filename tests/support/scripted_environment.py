@@ -2,27 +2,25 @@
 
 import json
 import signal
-import socket
 import subprocess
 import threading
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from common import program
 from common import settings as variables
 from proofs.rig import Surface, environment, free_block
+from support.http_server import HttpServer
 
 RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 
 
-class ScriptedEnvironment:
-    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
+class ScriptedEnvironment(HttpServer):
+    """`run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
 
-    Left and entered again it is a server that died and came back at its port.
+    Stopped and started again it is a server that died and came back at its port.
     """
 
     def __init__(self):
-        self.port = 0
+        super().__init__()
         self.reset()
 
     def reset(self):
@@ -37,64 +35,20 @@ class ScriptedEnvironment:
         self.gone.wait(60)
         return 200, {}
 
-    def __enter__(self):
-        self.connections = set()
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-        self.server.daemon_threads = True
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-        for connection in self.connections.copy():
-            with suppress(OSError):  # closed by now
-                connection.shutdown(socket.SHUT_RDWR)
+    def stop(self):
+        super().stop()
         self.gone.set()
 
-    def answer(self, method, path, body):
-        if path == "/":
+    def answer(self, request):
+        if request.path == "/":
             return 200, {}
-        if path == "/sessions":
+        if request.path == "/sessions":
             return self.sessions()
-        if path == "/run":
-            self.runs.append(body)
-            return self.run(body)
-        self.asked.append((method, path))
-        return self.clean_post() if method == "POST" else self.clean_get()
-
-    def _handler(scripted):
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                scripted.connections.add(self.connection)
-
-            def finish(self):
-                scripted.connections.discard(self.connection)
-                super().finish()
-
-            def do_POST(self):
-                text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, body = scripted.answer(self.command, self.path, json.loads(text) if text else None)
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:  # the Gateway did not wait
-                    self.close_connection = True
-
-            do_GET = do_POST
-
-            def log_message(self, *_):
-                pass
-
-        return Handler
+        if request.path == "/run":
+            self.runs.append(request.json())
+            return self.run(request.json())
+        self.asked.append((request.method, request.path))
+        return self.clean_post() if request.method == "POST" else self.clean_get()
 
 
 class GatewayAlone(Surface):
