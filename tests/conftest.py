@@ -24,12 +24,12 @@ if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    """A headless browser, one for all tests; those that need it are skipped where there is none."""
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window; a test that needs it is skipped where there is none."""
     if headless.find() is None:
         pytest.skip("no Chromium on this machine: tests/browser.sh installs one")
-    with headless.Browser(tmp_path_factory.mktemp("browser")) as started:
+    with headless.Browser() as started:
         yield started
 
 
