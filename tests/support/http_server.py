@@ -86,6 +86,13 @@ class HttpServer:
         self.stop()
 
 
+def nobody():
+    """URL at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
 class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 

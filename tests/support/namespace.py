@@ -44,9 +44,9 @@ class Namespace:
         ip("netns", "delete", self.name)
 
     def call(self, function, *arguments):
-        """What a function of node_check.py returns there."""
+        """What a function of training/node_check.py returns there."""
         code = (
-            "import json, os, node_check\n"
+            "import json, os; from training import node_check; "
             f"print(json.dumps(node_check.{function}(*json.loads(os.environ['ARGUMENTS']))))"
         )
         command = ["ip", "netns", "exec", self.name, sys.executable, "-c", code]

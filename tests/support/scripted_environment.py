@@ -52,11 +52,13 @@ class ScriptedEnvironment(HttpServer):
 
 
 class GatewayAlone(Surface):
-    """The Gateway as its own process, its pairs of agent and resource server scripted, each as one; no token."""
+    """The Gateway as its own process, in front of scripted pairs, each both agent and resource server.
+
+    Context manager that ends the process; `up` starts it. Its trials call no model unless they are given one.
+    """
 
     def __init__(self, folder, pairs, row, **changes):
         folder.mkdir(exist_ok=True)
-        base = free_block()
         self.log = folder / "gateway.log"
         config = {}
         for nth, pair in enumerate(pairs):
@@ -64,9 +66,17 @@ class GatewayAlone(Surface):
             agent = server | {"resources_server": {"name": f"env{nth}"}}
             config |= {f"agent{nth}": {"responses_api_agents": {"a": agent}}}
             config |= {f"env{nth}": {"resources_servers": {"r": server}}}
-        self.env = environment(folder, base, NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
+        self.env = environment(folder, free_block(), NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
         self.settings = variables.load(environment=self.env, dotenv=folder / "none")
-        super().__init__(self.settings.local_url("gateway"), row)
+        self.token = changes.get("GATEWAY_TOKEN")
+        super().__init__(self.settings.local_url("gateway"), row, self.token)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
 
     def up(self):
         with self.log.open("ab") as log:
@@ -78,3 +88,14 @@ class GatewayAlone(Surface):
         """Signal it; returns its exit status."""
         self.process.send_signal(number)
         return self.process.wait(timeout=30)
+
+    def payload(self, policy="http://127.0.0.1:9/x", row=None, **changes):
+        return super().payload(policy, row, **changes)
+
+    def begin(self, **changes):
+        """Create a trial. Returns its request id."""
+        return self.start(self.payload(**changes))
+
+    def finish(self, **changes):
+        """Run one trial to its end. Returns the terminal snapshot."""
+        return self.wait(self.begin(**changes))
