@@ -43,8 +43,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(target=trials, hangs=st.booleans())
     def create(self, hangs):
-        if hangs and len(self.live()) >= MOST_LIVE:
-            hangs = False
+        hangs = hangs and len(self.live()) < MOST_LIVE
         policy = self.models.hanging() if hangs else self.models.script(DONE)
         payload = self.graph.payload(policy)
         request_id = payload["request_id"]
@@ -108,8 +107,5 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_any_order_of_requests_keeps_the_protocol(graph, models):
     Protocol.graph, Protocol.models = graph, models
-    few = settings(
-        max_examples=size("ABUSE_EXAMPLES"), stateful_step_count=20, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    run_state_machine_as_test(Protocol, settings=few)
+    bounds = {"max_examples": size("ABUSE_EXAMPLES"), "stateful_step_count": 20, "deadline": None, "database": None}
+    run_state_machine_as_test(Protocol, settings=settings(**bounds, suppress_health_check=list(HealthCheck)))

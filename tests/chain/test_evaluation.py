@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 
+from common import program
 from evaluation import files
 from inputs import rows
-from proofs.rig import SCRIPTS, secret
+from proofs.rig import secret
 from support.scripted_endpoint import Reply, ScriptedEndpoint, idle, malformed, right, where
 from support.task_rows import SHARED_DATA
 
@@ -30,23 +30,19 @@ class Command:
     """`make eval` on the graph, in a data folder of its own."""
 
     def __init__(self, graph, folder, task_rows):
-        self.graph, self.folder, self.rows, self.key = graph, folder, task_rows, secret()
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task_rows))
+        self.graph, self.folder, self.key = graph, folder, secret()
+        self.write(task_rows)
+
+    def write(self, task_rows):
+        self.rows = task_rows
+        (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task_rows))
 
     def start(self, endpoint, **changes):
         ours = {"MODEL_URL": endpoint.url, "MODEL_API_KEY": self.key, "DATA_ROOT": str(self.folder), "EVAL_NAME": "it"}
-        ours |= {
-            "NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl"),
-            "EVAL_CONCURRENCY": "6",
-            "EVAL_PREFLIGHT": "8",
-        }
-        return subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "eval.py")],
-            env=self.graph.env | ours | changes,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        ours |= {"NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl")}
+        env = self.graph.env | ours | {"EVAL_CONCURRENCY": "6", "EVAL_PREFLIGHT": "8"} | changes
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(program.stage("eval"), env=env, **output)
 
     def run(self, endpoint, **changes):
         process = self.start(endpoint, **changes)
@@ -64,7 +60,6 @@ class Command:
         return files.folder(self.folder, name)
 
     def result(self, name="it"):
-        assert (self.path(name) / "result.json").exists()
         return files.read_json(self.path(name) / "result.json")
 
 
@@ -101,9 +96,8 @@ def test_trajectories_are_the_real_tools_and_malformed_calls_are_counted(command
         calls = [item for item in sample["output"] if item["type"] == "function_call"]
         outputs = [item["output"] for item in sample["output"] if item["type"] == "function_call_output"]
         assert len(calls) == len(outputs) == len(row["ground_truth"])
-        assert [item["role"] for item in sample["input"]] == [
-            item["role"] for item in row["responses_create_params"]["input"]
-        ]
+        given = row["responses_create_params"]["input"]
+        assert [item["role"] for item in sample["input"]] == [item["role"] for item in given]
         if sample["row"] % 2 == 0:
             assert all("Invalid tool call arguments" in output for output in outputs)
         else:
@@ -114,8 +108,7 @@ def test_trajectories_are_the_real_tools_and_malformed_calls_are_counted(command
 
 
 def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
-    command.rows = command.rows[:2]
-    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in command.rows))
+    command.write(command.rows[:2])
 
     def slow(asked):
         time.sleep(6 if asked.index == 0 else 0)
@@ -139,12 +132,12 @@ def test_an_answer_beyond_the_deadline_is_a_failure_and_no_zero(command):
 def test_a_row_that_the_gateway_does_not_take_is_named(command, odd, words):
     params = command.rows[2]["responses_create_params"] | odd
     given = [*command.rows[:2], command.rows[2] | {"responses_create_params": params}]
-    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    command.write(given)
     with ScriptedEndpoint(given) as endpoint:
         status, said = command.run(endpoint, EVAL_CONCURRENCY="1")
     assert status == 1 and len(files.read(command.path()).samples) == 2, said
-    for each in (f"error: {command.folder}/rows.jsonl:3 (id {given[2]['id']}): ", *words):
-        assert each in said
+    assert f"error: {command.folder}/rows.jsonl:3 (id {given[2]['id']}): " in said
+    assert all(part in said for part in words), said
 
 
 def test_an_endpoint_that_hangs_up_is_typed_by_that(command):

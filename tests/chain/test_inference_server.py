@@ -7,14 +7,14 @@ INFERENCE_PYTHON names a Python with `torch` and `transformers[serving]`; these 
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
-from proofs.rig import eventually, run_script
+from proofs.rig import eventually, free_block, run_script
+from support.http_server import nobody
 
 PYTHON = os.environ.get("INFERENCE_PYTHON")
 MAKER = Path(__file__).parents[1] / "support" / "tiny_qwen.py"
@@ -27,12 +27,6 @@ pytestmark = [
 ]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """(URL, name of the model) of a server that is up."""
@@ -40,7 +34,7 @@ def server(tmp_path_factory):
     model = folder / "tiny-qwen3"
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
     subprocess.run([PYTHON, MAKER, model], check=True, env=offline, capture_output=True, timeout=300)
-    port = free_port()
+    port = free_block()
     command = [Path(PYTHON).with_name("transformers"), "serve", model, "--device", "cpu", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("wb") as log:
@@ -117,8 +111,6 @@ def test_a_preflight_over_noise_refuses_it_by_name(graph, server, tmp_path):
 
 
 def test_an_engine_that_died_costs_no_reward(graph, server, tmp_path, example_rows):
-    url, model = server
-    gone = (f"http://127.0.0.1:{free_port()}", model)
-    process, result, _ = evaluate(graph, gone, tmp_path)
+    process, result, _ = evaluate(graph, (nobody(), server[1]), tmp_path)
     assert process.returncode == 1 and result is None
     assert "MODEL_URL" in process.stderr and "is the endpoint up" in process.stderr
