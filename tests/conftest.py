@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import docker  # noqa: F401 - else pytest takes the folder docker/ for the package, which has to be there first
 from support import browser as headless
 from support.task_rows import SHARED_DATA
 
