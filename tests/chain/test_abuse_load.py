@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def instant(models):
-    """A policy that closes at once, and keeps nothing of its calls but their number."""
+    """A policy that closes at once, and a list with one item for each of its calls."""
     count = []
 
     def close(model_call):

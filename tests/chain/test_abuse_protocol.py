@@ -14,7 +14,7 @@ MOST_LIVE = 10
 
 
 class Protocol(RuleBasedStateMachine):
-    """Trials by id with the last snapshot seen of each; the Gateway may only move on from it."""
+    """Knows the last snapshot of each trial; the Gateway may only move on from it."""
 
     graph = models = None
     trials = Bundle("trials")
@@ -27,7 +27,7 @@ class Protocol(RuleBasedStateMachine):
         return [request_id for request_id, seen in self.seen.items() if seen["status"] not in ENDED]
 
     def look(self, request_id, answer, status):
-        """Note a snapshot; it must follow from the one before."""
+        """Keep a snapshot, which must follow from the one before."""
         assert answer.status_code == status, answer.text
         before, now = self.seen[request_id], answer.json()
         assert now["request_id"] == request_id

@@ -32,7 +32,7 @@ JSON = st.recursive(
 def operations(graph):
     document = graph.http.get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
-    return {found.ok().label: found.ok() for found in schema.get_all_operations()}
+    return {operation.ok().label: operation.ok() for operation in schema.get_all_operations()}
 
 
 def requests_of(operation):
@@ -88,10 +88,10 @@ def test_the_openapi_document_names_every_route(graph):
 def places(value, path=()):
     """Paths of all values inside a payload."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = [path] if path else []
+    paths = [path] if path else []
     for key, item in inner:
-        found += places(item, (*path, key))
-    return found
+        paths += places(item, (*path, key))
+    return paths
 
 
 def replaced(payload, path, value):

@@ -1,4 +1,4 @@
-"""What no client should send (field case E14): each is refused with 4xx and the field's name, and never a 500."""
+"""What no client should send (field case E14): all is refused with 4xx and the field's name, never with a 500."""
 
 import http.client
 import json

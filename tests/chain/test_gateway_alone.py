@@ -119,8 +119,8 @@ def test_an_end_without_proof_is_failed_and_says_after_what(gateway, scripted, e
     # It goes on until the state is gone.
     setattr(scripted, route, lambda: (200, {"clean": True}))
     scripted.gone.set()
-    asked = len(scripted.asked)
-    eventually(lambda: scripted.asked[asked:] and scripted.asked[-1][0] == "GET")
+    before = len(scripted.asked)
+    eventually(lambda: scripted.asked[before:] and scripted.asked[-1][0] == "GET")
 
 
 def test_a_completed_trial_without_proof_has_no_reward(gateway, scripted):

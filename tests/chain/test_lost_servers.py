@@ -14,7 +14,7 @@ from proofs.rig import PAIRS, SECRET_PREFIX, eventually, secret
 from support.scripted_model import DONE, call
 
 pytestmark = pytest.mark.slow
-# Two seconds of the contract, and what a busy machine may add.
+# The contract's two seconds, and what a busy machine may add.
 NOT_READY_S = 2 + 1.5
 SEARCH = call("email_search_emails", query="carlos")
 
@@ -42,7 +42,7 @@ def wait_all_up(graph):
 
 
 def in_mid_trial(graph, models, count=4, released=None):
-    """Trials, as many on each pair, that made a tool call and wait for their model. Returns their ids."""
+    """Start trials that make a tool call and then wait for their model, equally many on each pair. Returns ids."""
     released = released or models.released
     policies = [
         models.policy(lambda call: SEARCH if call.turn == 0 else released.wait(100) and DONE) for _ in range(count)
@@ -60,7 +60,7 @@ def test_e2_and_e12_a_killed_server_ends_its_own_trials_and_comes_back_alone(gra
     killed, began = graph.kill(server), time.monotonic()
     wait_seen(graph, [server])
     assert graph.health()[0] == 200
-    # Taken while the server is away: the other pair runs it.
+    # A trial that is created now runs on the other pair.
     meanwhile = graph.payload(models.oracle(example_rows[0]))
     assert graph.wait(graph.start(meanwhile))["reward"] == 1.0
     released.set()

@@ -68,9 +68,9 @@ def played(pristine_tree, example_rows):
     """(patched, pristine) of all episodes; after the first EXAMPLES come those of other rows, where there are some."""
     episodes = episodes_of(example_rows)
     if SHARED_DATA.is_dir():
-        found = read_rows(SHARED_DATA / "workbench_dev.jsonl")[::15]
-        episodes += [{"row": row, "calls": truth_of(row)} for row in found]
-        episodes += [{"row": row, "calls": []} for row in found[::4]]
+        others = read_rows(SHARED_DATA / "workbench_dev.jsonl")[::15]
+        episodes += [{"row": row, "calls": truth_of(row)} for row in others]
+        episodes += [{"row": row, "calls": []} for row in others[::4]]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(play, [tree.installed_tree(), pristine_tree], [episodes] * 2))
 

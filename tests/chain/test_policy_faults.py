@@ -1,7 +1,7 @@
-"""What a policy or its endpoint does wrong, through the real agent: field cases E1, E4, E6, E8, E11 and E15.
+"""Faults of a policy and of its endpoint, through the real agent: field cases E1, E4, E6, E8, E11 and E15.
 
-What the policy did wrong earns 0 and the trial ends in order; what the endpoint did wrong gives no
-reward and an error that names the kind and the endpoint, never the key.
+A fault of the policy earns 0, and the trial ends in order. A fault of the endpoint gives no reward and an error
+that names its kind and the endpoint, never the key.
 """
 
 import json
@@ -77,7 +77,7 @@ def named(graph_started, models):
 
 def test_e8_names_that_are_no_tools_change_nothing(graph, named):
     policy, snapshot = named
-    # The deleted mail is still gone after all names: no name gave the trial a fresh or another state.
+    # The deleted mail is still gone after all calls, so none gave the trial a fresh state or another one.
     assert "not found" in policy.calls[-1].outputs[-1]
     assert (snapshot["status"], snapshot["reward"]) == ("completed", 1.0), snapshot
     assert snapshot["metrics"]["tool_calls"] == snapshot["metrics"]["tool_outputs"] == len(NAMES) + 2

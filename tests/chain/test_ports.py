@@ -44,7 +44,7 @@ def test_e5_a_taken_port_names_its_holder(tmp_path, offset, variable):
         error = refused(environment(tmp_path / "run", base))
         assert f"port {base + offset}" in error and variable in error
         assert str(os.getpid()) in error and Path(sys.executable).name in error
-        # What holds the port is left alone.
+        # The holder of the port is left alone.
         socket.create_connection(("127.0.0.1", base + offset)).close()
 
 

@@ -16,7 +16,7 @@ SLEEP = "import time; time.sleep(300)"
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory):
-    """Processes like ours that are not: a sleeper, one that looks like a Ray, one marked by another run folder."""
+    """Processes that are not ours: a sleeper, one that looks like Ray's, one that another run folder marked."""
     ray = tmp_path_factory.mktemp("other") / "raylet"
     ray.symlink_to(sys.executable)
     other_run = os.environ | {processes.MARK: str(ray.parent), processes.ROLE: "gym"}
@@ -34,7 +34,7 @@ def strangers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(graph_started, strangers, models):
-    """What was there before, and the result of a stop while a trial ran."""
+    """What was there before a stop while a trial ran, and the result of the stop."""
     graph_started.wait_ready()
     graph_started.wait_running(graph_started.start(graph_started.payload(models.hanging())))
     ours, ray = processes.ours(graph_started.settings), (graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()
@@ -49,14 +49,14 @@ def open_ports(held_by):
 
 def shared_memory(held_by):
     """Files under /dev/shm that these processes hold mapped."""
-    found = set()
+    paths = set()
     for process in held_by:
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
         except OSError:
             continue
-        found |= {line.split()[5] for line in maps.splitlines() if "/dev/shm/" in line}
-    return found
+        paths |= {line.split()[5] for line in maps.splitlines() if "/dev/shm/" in line}
+    return paths
 
 
 def test_stop_says_what_it_ended(stopped):

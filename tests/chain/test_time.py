@@ -1,4 +1,4 @@
-"""Deadline and lease with real servers, at each point where they can strike; every end leaves no session."""
+"""Deadline and lease with real servers, wherever they can end a trial; no end leaves a session."""
 
 import threading
 import time

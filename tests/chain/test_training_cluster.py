@@ -57,7 +57,7 @@ class Place:
         return self.ended(self.start(*program.stage(stage), **changes))
 
     def submit(self, *options, **changes):
-        """The trainer's entrypoint with our run script, without the looks that `make train` takes before."""
+        """Start the trainer's entrypoint with our run script, without the checks that `make train` makes before."""
         entrypoint = self.folder / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
         return self.start("bash", entrypoint, RUN_SCRIPT, *options, SUBMIT_PYTHON=sys.executable, **changes)
 
@@ -67,7 +67,7 @@ class Place:
         return process.returncode, output
 
     def begun(self, process):
-        """Id of the job that a process has submitted, once it rolls out."""
+        """Wait until the job that a process submits rolls out. Returns its id."""
         before = len(self.samples())
 
         def rolls_out():
@@ -144,7 +144,7 @@ def test_a_run_over_two_graphs_from_the_plan_to_the_verdict(place):
     ):
         assert words in output, words
     assert [(item["rollout_id"], item["reward"]) for item in place.samples()] == [(0, 1.0)] * 6 + [(1, 1.0)] * 6
-    # One trial each is the check's.
+    # The nodes' check played one trial at each Gateway.
     gained = [trials(graph) - start - 1 for graph, start in zip(place.graphs, before, strict=True)]
     assert sum(gained) == 12 and min(gained) > 0
     [job] = [job for name, job in place.jobs().items() if name.startswith("train-") and name not in known]
@@ -153,7 +153,7 @@ def test_a_run_over_two_graphs_from_the_plan_to_the_verdict(place):
     assert "stand-in trainer: arguments and variables are the contract's" in text
     assert place.graph.token not in json.dumps(place.jobs()) + text and not place.on_file()
 
-    # As if who followed the run had been cut off.
+    # Cut the log, as if following the run had been interrupted.
     log.write_text(text[:20])
     status, output = place.run("accept")
     assert status == 1, output
@@ -172,7 +172,7 @@ def test_a_smoke_run_on_a_cluster_is_the_same_path_with_one_sample(place):
     status, output = place.run("smoke", RUN_DIR=str(place.graph.run_dir))
     assert "1 of 1 rows x 1 samples, 1 samples a step; 1 samples in all" in output, output
     assert "kept, its fingerprint matches" in output and "Ray job SUCCEEDED: train-" in output
-    # The stand-in trains nothing, and that is the one thing missing.
+    # Only the training step is missing, since the stand-in trains nothing.
     assert status == 1 and "acceptance failed: training step" in output
     assert len(place.samples()) == before + 1
 

@@ -50,15 +50,15 @@ def test_a_trial_is_taken_and_runs_to_its_reward(graph, models, example_rows):
 
 
 def test_a_trajectory_is_kept_where_the_metadata_asks_for_it(graph, models, example_rows):
-    asked = graph.payload(models.oracle(example_rows[0]), metadata={"trajectory": True})
-    ended = graph.wait(graph.start(asked))
-    assert ended["artifact_ref"] == f"/v1/trials/{asked['request_id']}/trajectory"
+    payload = graph.payload(models.oracle(example_rows[0]), metadata={"trajectory": True})
+    ended = graph.wait(graph.start(payload))
+    assert ended["artifact_ref"] == f"/v1/trials/{payload['request_id']}/trajectory"
     kept = graph.http.get(ended["artifact_ref"]).json()
     params = example_rows[0]["responses_create_params"]
     assert [item["content"] for item in kept["input"]] == [item["content"] for item in params["input"]]
     assert [item["type"] for item in kept["output"]] == ["function_call", "function_call_output", "message"]
     assert kept["output"][0]["arguments"] == example_rows[0]["ground_truth"][0]["arguments"]
-    assert (kept["request_id"], kept["reward"]) == (asked["request_id"], 1.0)
+    assert (kept["request_id"], kept["reward"]) == (payload["request_id"], 1.0)
     silent = graph.wait(graph.start(graph.payload(models.script(DONE), metadata={"trajectory": 1})))
     assert silent["artifact_ref"] is None
     answer = graph.http.get(f"/v1/trials/{silent['request_id']}/trajectory")

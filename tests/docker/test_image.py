@@ -141,7 +141,7 @@ def test_after_an_edit_of_scripts_only_the_last_copy_is_made_anew(client, instal
     client.images.remove(image, force=True)
     _, _, stages = log.read_text().partition(" : FROM ")
     steps = re.findall(r"^Step \S+ : (\w+ .*)\n([^\n]*)", stages, re.MULTILINE)
-    anew = [step for step, said in steps if "Using cache" not in said and not step.startswith("FROM ")]
+    anew = [step for step, result in steps if "Using cache" not in result and not step.startswith("FROM ")]
     assert [step.split()[0] for step in anew] == ["COPY", "ARG", "LABEL"]
 
 
@@ -203,9 +203,9 @@ def test_only_the_gateway_may_be_reached_from_beyond_loopback(running, installat
 
 
 def test_the_whole_chain_passes_from_outside_and_keeps_the_container(client, running, installation):
-    said = installation.run("smoke.py")
+    output = installation.run("smoke.py")
     for line in ("backend=docker", "kept, its fingerprint matches", CONTRACT, TRIAL, "make smoke: passed"):
-        assert line in said, said
+        assert line in output, output
     assert container.ours(client, installation.settings) == [running]
 
 

@@ -32,18 +32,18 @@ def case_of(folder, stage="", **texts):
 def found(look, case, verdict=None):
     """The Findings of a check as the doctor has them; with `verdict` the only one that has it."""
     findings = registry.examine(registry.Check("under test", look), case)
-    assert all(isinstance(each, Finding) and each.what for each in findings) and findings
-    assert all(bool(each.cure) == (each.verdict != "ok") for each in findings), findings
+    assert all(isinstance(finding, Finding) and finding.what for finding in findings) and findings
+    assert all(bool(finding.cure) == (finding.verdict != "ok") for finding in findings), findings
     if verdict is None:
         return findings
-    matching = [each for each in findings if each.verdict == verdict]
+    matching = [finding for finding in findings if finding.verdict == verdict]
     assert len(matching) == 1, findings
     return matching[0]
 
 
 def is_ok(look, case):
     """Whether all a check finds is good."""
-    return {each.verdict for each in found(look, case)} == {"ok"}
+    return {finding.verdict for finding in found(look, case)} == {"ok"}
 
 
 class Pages(HttpServer):
@@ -83,8 +83,8 @@ class Silent:
     def __exit__(self, *_):
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        for each in self.kept:
-            each.close()
+        for connection in self.kept:
+            connection.close()
 
 
 def free_base():

@@ -1,9 +1,9 @@
-"""A Gateway without a graph: runs trials as the agent does, with tools that answer "ok" and a verifier that compares.
+"""A Gateway without a graph: it runs trials like the agent, with tools that answer "ok" and a verifier that compares.
 
-It calls the model API it is given, at most six times, and keeps trajectories. The reward is 1
-where the calls with arguments that parse are the ground truth's, in order. `fate(number)` may end
-the trial of that number in another way: it returns a snapshot's fields, or None. `refuse(payload)`
-may refuse to create it: it returns (status, error), or None.
+It calls the trial's model API at most six times and keeps trajectories. The reward is 1 where the calls whose
+arguments parse are those of the ground truth, in order. A test may give two functions: `fate(number)` ends the
+trial of that number with the snapshot's fields that it returns, and `refuse(payload)` refuses one with the
+(status, error) that it returns; None leaves the trial alone.
 """
 
 import json
@@ -68,12 +68,12 @@ class PlayingGateway(HttpServer):
         trial["ended"].set()
 
     def _play(self, trial, payload):
-        row, asked = payload["environment"]["task"], payload["model_endpoint"]
+        row, endpoint = payload["environment"]["task"], payload["model_endpoint"]
         params = row["responses_create_params"]
         output, tokens, turns = [], {"input_tokens": 0, "output_tokens": 0}, 0
         while turns < MAX_STEPS:
             turns += 1
-            answer = self._ask(asked, params | {"input": params["input"] + output})
+            answer = self._ask(endpoint, params | {"input": params["input"] + output})
             if not isinstance(answer, dict):
                 return {
                     "status": "failed",
@@ -93,29 +93,29 @@ class PlayingGateway(HttpServer):
             ended |= {"status": "truncated", "error": {"code": "response_incomplete", "type": limit["reason"]}}
         return ended | {"metrics": {"model_calls": turns} | {name: count for name, count in tokens.items() if count}}
 
-    def _ask(self, asked, body):
+    def _ask(self, endpoint, body):
         with requests.Session() as client:
             client.trust_env = False
-            headers = {"Authorization": f"Bearer {asked['api_key']}"}
+            headers = {"Authorization": f"Bearer {endpoint['api_key']}"}
             try:
-                answer = client.post(f"{asked['base_url']}/v1/responses", json=body, headers=headers, timeout=60)
+                answer = client.post(f"{endpoint['base_url']}/v1/responses", json=body, headers=headers, timeout=60)
             except requests.RequestException as error:
-                return f"{asked['base_url']}: {type(error).__name__}"
-        return answer.json() if answer.status_code == 200 else f"{asked['base_url']} answered {answer.status_code}"
+                return f"{endpoint['base_url']}: {type(error).__name__}"
+        return answer.json() if answer.status_code == 200 else f"{endpoint['base_url']} answered {answer.status_code}"
 
     def _tool(self, call, names):
         try:
             json.loads(call["arguments"])
-            told = {"output": "ok"} if call["name"] in names else {"output": f"Error executing tool '{call['name']}'"}
+            result = {"output": "ok"} if call["name"] in names else {"output": f"Error executing tool '{call['name']}'"}
         except ValueError as error:
-            told = {"error": f"Invalid tool call arguments: {error!r}"}
-        return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(told)}
+            result = {"error": f"Invalid tool call arguments: {error!r}"}
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(result)}
 
 
 def grade(output, ground_truth):
-    made = [(item["name"], parsed(item["arguments"])) for item in output if item["type"] == "function_call"]
+    calls = [(item["name"], parsed(item["arguments"])) for item in output if item["type"] == "function_call"]
     wanted = [(call["name"], json.loads(call["arguments"])) for call in ground_truth]
-    return float([call for call in made if call[1] is not None] == wanted)
+    return float([call for call in calls if call[1] is not None] == wanted)
 
 
 def parsed(text):

@@ -1,6 +1,6 @@
-"""A scripted Ray dashboard: nodes and jobs as a test sets them; it takes jobs, ends them on a stop, and keeps count.
+"""A scripted Ray dashboard with the nodes and jobs that a test sets; it takes jobs, stops them and keeps them.
 
-A look at the nodes ends at once with the result a test sets; while `down` every answer is 503.
+A check of the nodes ends at once with `looked`, which a test sets. While `down`, every GET is answered 503.
 """
 
 import json
@@ -53,7 +53,7 @@ class ScriptedDashboard(HttpServer):
             {"ip": f"10.0.0.{place}", "raylet": {"nodeId": name, "state": "ALIVE", "isHeadNode": name == "head"}}
             for place, name in enumerate(self.gpus, 5)
         ]
-        for each, share in zip(summary, self.gpus.values(), strict=True):
-            each["raylet"]["resourcesTotal"] = {"GPU": float(share.split("/")[1].split()[0])}
+        for node, share in zip(summary, self.gpus.values(), strict=True):
+            node["raylet"]["resourcesTotal"] = {"GPU": float(share.split("/")[1].split()[0])}
         shares = {name: f"0.0/4.0 CPU\n{share}\n" for name, share in self.gpus.items()}
         return {"data": {"summary": summary, "nodeLogicalResources": shares}}

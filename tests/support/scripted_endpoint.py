@@ -1,8 +1,8 @@
-"""An OpenAI-compatible endpoint for tests: both wires, and a policy that knows the rows and behaves as it is told.
+"""An OpenAI-compatible endpoint for tests: both wires, and a policy that knows the rows.
 
-A behaviour is called with an Asked and returns a Reply. The endpoint keeps no history of its own:
-what it answers follows from the row, from the calls already made in the history it is sent, and
-from its counts of requests and of conversations.
+A behaviour is called with an Asked and returns a Reply. The endpoint keeps no history of its own. An answer follows
+from the row, from the calls in the history that comes with the request, and from the endpoint's counts of requests
+and conversations.
 """
 
 import json
@@ -145,8 +145,8 @@ def as_chat(reply, turn):
         {"id": f"call_{turn}_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for number, (name, arguments) in enumerate(reply.calls)
     ]
-    said = {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
-    choice = {"index": 0, "message": said, "finish_reason": reply.finish or ("tool_calls" if calls else "stop")}
+    message = {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish or ("tool_calls" if calls else "stop")}
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
     return {"id": "chat_1", "object": "chat.completion", "model": REPORTED, "choices": [choice], "usage": usage}
 

@@ -1,4 +1,4 @@
-"""An agent and a resource server that do what a test tells them to, and a Gateway process in front of them."""
+"""An agent and a resource server whose answers a test replaces, and a Gateway process in front of them."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ class ScriptedEnvironment(HttpServer):
         self.sessions = lambda: (200, {"open": 0, "epoch": self.epoch})
 
     def hang(self, *_):
-        """An answer that comes when the test is over."""
+        """Answer when the test is over."""
         self.gone.wait(60)
         return 200, {}
 

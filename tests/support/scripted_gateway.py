@@ -1,7 +1,7 @@
-"""A Gateway that says what a test tells it to: answers by route, in order, the last one for ever.
+"""A Gateway whose answers a test lists by route: they are given in order, the last one for ever.
 
-An answer is a status, a (status, body, headers) triple, DROP (close without a word), or
-Hold(seconds, answer). It keeps every request. It can go away and come back on its port.
+An answer is a status, a tuple (status, body, headers), DROP (close without a word) or Hold(seconds, answer). The
+Gateway keeps every request, and can go away and come back on its port.
 """
 
 import threading

@@ -1,8 +1,8 @@
-"""A verifier in small: grades calls as the resource server does, on a state of its own, with faults on demand.
+"""A small verifier: it grades calls as the resource server does, on a state of its own, with faults on demand.
 
-Deletions of ids of eight digits count once, whatever their order; other calls that change the state
-count by their arguments without letter case; all else changes nothing. `faults` maps a row's id
-to "broken" (always 0), "blind" (arguments do not matter), "odd" (a reward of 0.5) or an HTTP status.
+Deletions of ids of eight digits count once, in any order. Other calls that change the state count by their
+arguments without letter case. All other calls change nothing. `faults` maps a row's id to "broken" (always 0),
+"blind" (arguments do not matter), "odd" (a reward of 0.5) or an HTTP status.
 """
 
 import json
@@ -27,7 +27,7 @@ class ScriptedVerifier(HttpServer):
         fault = self.faults.get(row["id"])
         if isinstance(fault, int):
             return fault, {"detail": "no"}
-        states = [state(each, fault == "blind") for each in (calls, row["ground_truth"])]
+        states = [state(made, fault == "blind") for made in (calls, row["ground_truth"])]
         right = fault != "broken" and states[0] == states[1]
         return 200, {"reward": 0.5 if fault == "odd" else float(right)}
 
