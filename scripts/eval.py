@@ -143,7 +143,7 @@ def conclude(settings: Settings, task_rows: list, writer: files.Writer) -> int:
 
 def times(samples: list[Sample]) -> dict[str, float] | None:
     """Seconds of a sample: {"median", "longest", "sum"}; None without samples."""
-    seconds = [sample["seconds"] for sample in samples]
+    seconds = [sample["seconds"] for sample in samples if sample["seconds"] is not None]
     if not seconds:
         return None
     return {"median": statistics.median(seconds), "longest": max(seconds), "sum": round(sum(seconds), 3)}

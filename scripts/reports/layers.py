@@ -122,6 +122,8 @@ def complete_log(run: runs.Run, folder: Path) -> str | None:
 
     Whoever followed the run may have been cut off, or may still be writing: the log as it was is left alone.
     """
+    if not run.dashboard:
+        return None
     job = jobs.Job(jobs.Dashboard(run.dashboard, DASHBOARD_TIMEOUT_S), None, run.id)
     try:
         status = job.info().get("status")
