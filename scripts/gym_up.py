@@ -9,7 +9,7 @@ container that fails is started again by the engine, five times at most; after a
 
     make gym-up
     make gym-up GYM_BACKEND=local
-    scripts/run.sh gym_up --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
+    scripts/run.sh gym_up --gym-base-port 31000 --gym-ray-port 31200 --run-dir data/run2
 """
 
 from checks import registry
