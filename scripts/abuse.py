@@ -7,10 +7,11 @@ that expire under load, more clients than the queue holds, slow and oversized an
 addresses that try to leave the allowed networks, hostile tool names, replayed rollout ids, and what
 listens where. A quarter of an hour on 2 cores; the graph is started for it and ended after it.
 
-  scripts/run.sh abuse
-  scripts/run.sh abuse --abuse-trials 1000 -- -k soak        (what follows -- goes to pytest)
+    make abuse
+    scripts/run.sh abuse --abuse-trials 1000 -- -k soak        (what follows -- goes to pytest)
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -23,11 +24,12 @@ SIZES = ("ABUSE_TRIALS", "ABUSE_ABORTS", "ABUSE_CLIENTS", "ABUSE_EXAMPLES")
 FILES = ("chain/test_abuse_*.py", "chain/test_bad_input.py", "chain/test_ports.py")
 
 
-def main():
-    def configure(parser):
-        parser.add_argument("pytest", nargs="*", help="arguments for pytest")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest")
 
-    settings, args = from_command_line(__doc__, *SIZES, configure=configure)
+
+def main() -> None:
+    settings, args = from_command_line(__doc__, *SIZES, configure=add_options)
     tests = ROOT / "tests"
     files = [str(path.relative_to(tests)) for pattern in FILES for path in sorted(tests.glob(pattern))]
     environment = os.environ | {name: settings.texts[name] for name in SIZES} | {"ABUSE_FULL": "1"}

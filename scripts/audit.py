@@ -2,13 +2,13 @@
 """Audit the task rows of a split through the real verifier: `make audit SPLIT=validation`.
 
 For every row: the ground truth replayed must earn 1, the ground truth with one argument altered 0, and
-doing nothing earns what it earns (the floor). Besides: rows whose ground truth takes more calls than
-one call a turn has turns for (the ceiling), rows that repeat each other in the split and across
-the splits that are there, tools and categories, estimated prompt tokens against the budget. Asks
+what doing nothing earns is the floor. It also counts rows whose ground truth needs more turns than the
+agent has, at one call a turn (the ceiling), rows that repeat each other in the split and across
+the splits that are there, tools and categories, and estimated prompt tokens against the budget. Asks
 the resource server of the running graph, on this machine; no Gateway trial and no model.
 Takes about 20 ms of CPU a row. Exits 1 if a row is broken, each named by file, line and id.
 
-Not judged: whether a ground truth is what its text asks for, and whether it can be found in 6 steps.
+It does not judge whether a ground truth is what its text asks for, nor whether 6 steps can find it.
 
     make gym-up && make audit                        # the five example rows
     make audit SPLIT=train                           # tables here; JSON and SVG in $DATA_ROOT/audit
@@ -16,14 +16,19 @@ Not judged: whether a ground truth is what its text asks for, and whether it can
     scripts/run.sh audit --nemo-gym-source-data rows.jsonl
 """
 
+import argparse
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from checks import registry
-from common import net, settings, terminal
+from common import net, terminal
 from common.failure import Failure
 from common.files import sha256_of, write_whole
+from common.settings import Settings, from_command_line
 from evaluation import audit_checks, audit_plot, audit_result
 from inputs import row_facts, rows
 
@@ -34,35 +39,32 @@ SHOWN = 10
 NAMES = ("SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "DATA_ROOT", "NEMO_GYM_MAX_PROMPT_LEN", "GYM_BASE_PORT")
 
 
-def main():
-    values, args = settings.from_command_line(__doc__, *NAMES, configure=add_options)
-    registry.at_start("audit", values)
-    start, path = time.monotonic(), values.rows_path()
-    numbered = rows.read_numbered(path, values.LIMIT)
-    verifier = audit_checks.Verifier((args.resource_url or values.local_url("resource")).rstrip("/"))
+def main() -> None:
+    settings, args = from_command_line(__doc__, *NAMES, configure=add_options)
+    registry.at_start("audit", settings)
+    start, path = time.monotonic(), settings.rows_path()
+    numbered = rows.read_numbered(path, settings.LIMIT)
+    verifier = audit_checks.Verifier((args.resource_url or settings.local_url("resource")).rstrip("/"))
     audit_checks.must_discriminate(verifier)
+    # What rewards depend on, as the graph's Gateway tells it.
+    environment = None if args.resource_url else net.readyz(settings.local_url("gateway"))[1].get("environment")
     result = {
         "format": 1,
         "source": {"path": str(path), "sha256": sha256_of(path), "count": len(numbered)},
-        "environment": environment_at(values.local_url("gateway")) if not args.resource_url else None,
-        **audit_result.summary(path, numbered, ask(verifier, numbered), values.NEMO_GYM_MAX_PROMPT_LEN),
-        "twins": twins(values, path, numbered),
+        "environment": environment,
+        **audit_result.summary(path, numbered, ask(verifier, numbered), settings.NEMO_GYM_MAX_PROMPT_LEN),
+        "twins": twins(settings, path, numbered),
         "seconds": round(time.monotonic() - start, 1),
     }
-    written = write(values.DATA_ROOT / "audit", name_of(path, values.LIMIT, len(numbered)), result)
-    return report(path, result, written)
+    written = write(settings.DATA_ROOT / "audit", name_of(path, settings.LIMIT, len(numbered)), result)
+    report(path, result, written)
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
 
 
-def environment_at(url):
-    """What rewards depend on, as the graph's Gateway tells it; None if it does not."""
-    return net.readyz(url)[1].get("environment")
-
-
-def ask(verifier, numbered):
+def ask(verifier: audit_checks.Verifier, numbered: list) -> list[audit_checks.Finding]:
     """The findings of audit_checks.check for each row, in order."""
     bar, findings = terminal.Bar("rows", len(numbered)), []
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -77,25 +79,25 @@ def ask(verifier, numbered):
     return findings
 
 
-def twins(values, path, numbered):
+def twins(settings: Settings, path: Path, numbered: list) -> list[dict[str, Any]]:
     """Rows that repeat an earlier one of the split, or one of another split: [{"row", "of", "same_answer"}]."""
     own = [(rows.place(path, line, row), row) for line, row in numbered]
     names = {name for name, _ in own}
-    found = row_facts.twins(own)
+    pairs = row_facts.twins(own)
     for split in SPLITS:
-        other = values.rows_path(split)
+        other = settings.rows_path(split)
         if other.exists() and other.resolve() != path.resolve():
             theirs = [(rows.place(other, line, row), row) for line, row in rows.read_numbered(other)]
-            found += [each for each in row_facts.twins(theirs + own) if each[0] in names and each[1] not in names]
-    return [dict(zip(("row", "of", "same_answer"), each, strict=True)) for each in found]
+            pairs += [pair for pair in row_facts.twins(theirs + own) if pair[0] in names and pair[1] not in names]
+    return [dict(zip(("row", "of", "same_answer"), pair, strict=True)) for pair in pairs]
 
 
-def name_of(path, limit, count):
-    """The name of an audit's files: a part of the rows has one of its own, and never replaces the result of all."""
+def name_of(path: Path, limit: int, count: int) -> str:
+    """The name of an audit's files: a part of the rows has a name of its own, and never replaces the whole result."""
     return f"{path.stem}-first-{limit}" if count == limit else path.stem
 
 
-def write(folder, name, result):
+def write(folder: Path, name: str, result: dict[str, Any]) -> list[Path]:
     """Write the result as JSON and as a plot, each whole or not at all; their paths. Raises Failure."""
     texts = {f"{name}.json": json.dumps(result, indent=1, sort_keys=True) + "\n", f"{name}.svg": audit_plot.svg(result)}
     try:
@@ -107,20 +109,20 @@ def write(folder, name, result):
     return [folder / file for file in texts]
 
 
-def report(path, result, written):
-    """Say what was found. Raises Failure if a row is broken."""
+def report(path: Path, result: dict[str, Any], written: list[Path]) -> None:
+    """Say the result. Raises Failure if a row is broken."""
     for lines in audit_result.tables(result):
         terminal.say(lines + "\n")
-    some(result["twins"], lambda each: f"{each['row']} {audit_result.relation(each)} {each['of']}")
-    some(result["faults"], lambda each: f"{each['row']}: {each['fault']}")
+    some(result["twins"], lambda twin: f"{twin['row']} {audit_result.relation(twin)} {twin['of']}")
+    some(result["faults"], lambda broken: f"{broken['row']}: {broken['fault']}")
     terminal.say(audit_result.line(result) + f" seconds={result['seconds']}")
     terminal.say("written: " + " ".join(map(str, written)))
     if result["faults"]:
-        first, broken = result["faults"][0], len({each["row"] for each in result["faults"]})
+        first, broken = result["faults"][0], len({fault["row"] for fault in result["faults"]})
         raise Failure(f"{broken} broken row(s) in {path}, first {first['row']}: {first['fault']}; take them out")
 
 
-def some(items, words):
+def some(items: list, words: Callable[[dict[str, Any]], str]) -> None:
     for item in items[:SHOWN]:
         terminal.say(words(item))
     if len(items) > SHOWN:

@@ -4,23 +4,28 @@
 Needs a Docker engine that answers; takes three to five minutes on two cores the first time, most
 of it download, and seconds after a change of scripts/. Proxy and package-index variables of the
 environment reach the build, in both spellings, and stay out of the image's environment and
-history. Guarantees: NEMO_GYM_IMAGE is given to what passed the preflight alone. The build's whole
-output goes to RUN_DIR/logs/image.log.
+history. Guarantees: only an image that passed the preflight is named NEMO_GYM_IMAGE. The build's
+whole output goes to RUN_DIR/logs/image.log.
 
-  scripts/run.sh build_image
-  scripts/run.sh build_image --relax-image registry.local/relaxrl:2026-07
+    make image
+    scripts/run.sh build_image --relax-image registry.local/relaxrl:2026-07
 """
 
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+
+from docker.errors import APIError, ContainerError, ImageNotFound
 
 from checks import registry
 from common import files
 from common.failure import Failure
-from common.settings import ROOT, from_command_line
-from common.terminal import run, say, stage
+from common.settings import ROOT, Settings, from_command_line
+from common.terminal import Stage, run, say, stage
+from docker import DockerClient
 from servers import container
 from servers.container import in_words
 from servers.graph import graph_code
@@ -35,35 +40,31 @@ UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate", "certifica
 PREFLIGHT = ["env", f"PYTHONPATH={container.HOME}/scripts", container.PYTHON, "-m", "servers.image_preflight"]
 
 
-def network_arguments(environment):
-    """Build arguments for proxies, in both spellings, and for package indexes, uv's from pip's where it has none."""
-    found = {}
+def network_arguments(environment: Mapping[str, str]) -> dict[str, str]:
+    """Build arguments for proxies, in both spellings, and for package indexes; uv takes pip's if it has none."""
+    arguments = {}
     for name in PROXIES:
         if value := environment.get(name) or environment.get(name.upper()):
-            found |= {name: value, name.upper(): value}
-    found |= {name: environment[name] for name in INDEXES if environment.get(name)}
-    if "PIP_INDEX_URL" in found and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & found.keys():
-        found["UV_DEFAULT_INDEX"] = found["PIP_INDEX_URL"]
-    return found
+            arguments |= {name: value, name.upper(): value}
+    arguments |= {name: environment[name] for name in INDEXES if environment.get(name)}
+    if "PIP_INDEX_URL" in arguments and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & arguments.keys():
+        arguments["UV_DEFAULT_INDEX"] = arguments["PIP_INDEX_URL"]
+    return arguments
 
 
-def shown(value):
+def shown(value: str) -> str:
     """A variable's value without the credentials a URL in it may carry."""
     return re.sub(r"//[^/@\s]*@", "//***@", value)
 
 
-def check_name(client, name):
+def check_name(client: DockerClient, name: str) -> None:
     """Raise Failure now, and not after minutes, for a name the engine would not take."""
-    from docker.errors import ImageNotFound
-
     with in_words(f"NEMO_GYM_IMAGE={name}"), suppress(ImageNotFound):
         client.images.get(name)
 
 
-def ensure_base(client, settings, current):
+def ensure_base(client: DockerClient, settings: Settings, current: Stage):
     """Pull RELAX_IMAGE unless it is here. Returns it. Raises Failure with the reason it cannot be had."""
-    from docker.errors import APIError, ImageNotFound
-
     name = settings.RELAX_IMAGE
     with in_words(f"base image {name}"):
         try:
@@ -83,9 +84,9 @@ def ensure_base(client, settings, current):
         raise Failure(f"base image {name} cannot be pulled: {reason}; {cure}") from None
 
 
-def build(client, settings, arguments, log, current):
+def build(client: DockerClient, settings: Settings, arguments: dict[str, str], log: Path, current: Stage) -> str:
     """Build the Dockerfile. Returns the new image's id. Raises Failure with the end of the build's output."""
-    last = ""
+    last = image = ""
     with in_words("building the image"), open(log, "w", encoding="utf-8") as output:
         for message in client.api.build(
             path=str(ROOT), buildargs=arguments, network_mode="host", rm=True, forcerm=True, decode=True
@@ -100,12 +101,11 @@ def build(client, settings, arguments, log, current):
                 last = text.strip()
             if text.strip():
                 current.detail(f"{last[:40]} | {text.strip().splitlines()[-1][:60]}")
-            if found := message.get("aux", {}).get("ID"):
-                image = found
+            image = message.get("aux", {}).get("ID") or image
     return image
 
 
-def cause(error, step, output):
+def cause(error: str, step: str, output: str) -> str:
     """What most likely went wrong, in one line; `output`: the last lines of the build."""
     explained = container.explain(error)
     if explained != container.first_line(error):
@@ -121,10 +121,8 @@ def cause(error, step, output):
     return f"{step}: {explained}"
 
 
-def preflight(client, settings, image):
-    """Run the preflight in the new image, confined and without network. Returns what it said."""
-    from docker.errors import ContainerError
-
+def preflight(client: DockerClient, image: str) -> str:
+    """Run the preflight in the new image, confined and without network. Returns its output."""
     with in_words("image preflight"):
         try:
             output = client.containers.run(
@@ -144,7 +142,7 @@ def preflight(client, settings, image):
     return output.decode(errors="replace").strip()
 
 
-def main():
+def main() -> None:
     settings, _ = from_command_line(__doc__, "RUN_DIR", "RELAX_IMAGE", "NEMO_GYM_IMAGE", "NEMO_GYM_GIT")
     registry.at_start("image", settings)
     client = container.connect()
@@ -161,7 +159,7 @@ def main():
     with stage("build") as current:
         image = build(client, settings, arguments, log, current)
     with stage("preflight"):
-        passed = preflight(client, settings, image)
+        passed = preflight(client, image)
     repository, tag = container.split_name(settings.NEMO_GYM_IMAGE)
     with in_words(f"naming the image {settings.NEMO_GYM_IMAGE}"):
         client.images.get(image).tag(repository, tag=tag)

@@ -1,78 +1,78 @@
 #!/usr/bin/env -S python3 -B
 """Look for what would go wrong before it bites, and say what cures it: `make doctor`.
 
-Every line is `ok`, `warn` or `fail`, the latter two with what to do; `--json` gives the same as one
-object. With STAGE the checks of one target alone; `smoke` has those of `train` where RAY_ADDRESS is set.
-Takes some seconds: all checks run at once, and one that gets no answer is given up. Guarantees: nothing is
-started, written or ended; a secret is in no line, a finding is one line whatever the names in it hold;
-one check that breaks does not stop the others. Exit status 1 at a `fail`. It runs before
-this clone is set up, too, with any Python from 3.9 on, and says what it could not look at. It judges
-what can be seen from here: not the nodes of a cluster (`make train` looks at each), not rollouts.
+Every line is `ok`, `warn` or `fail`; in the last two, the text after the last semicolon says how to fix
+it. `--json` gives the same as one object. With STAGE the checks of one target alone; `smoke` has those of
+`train` if RAY_ADDRESS is set. Takes some seconds: all checks run at once, and one without an answer is
+given up. Exit status 1 at a `fail`. It runs before this clone is set up, too, with any Python from 3.9 on.
+It does not look at the nodes of a cluster (`make train` does), nor at rollouts.
+
+Guarantees: nothing is started, written or ended; no line holds a secret; a finding is one line whatever
+the names in it hold; a check that breaks does not stop the others.
 
     make doctor
     make doctor STAGE=train
     scripts/run.sh doctor --json
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 from checks import leftovers
-from checks.probe import (
-    FAIL,
-    OK,
-    WARN,
-    Case,
-)
-from checks.registry import CHECKS, STAGES, examine_all, shown
+from checks.probe import FAIL, OK, WARN, Case, Finding
+from checks.registry import CHECKS, STAGES, Check, examine_all, shown
 from common import settings as variables
 from common import terminal
 from common.failure import Failure
 from servers import processes
 
 
-def end_the_given_up():
-    """End what checks started and got no answer from; nobody waits for it any more."""
+def end_the_given_up() -> None:
+    """End the processes of checks that were given up; nobody waits for them any more."""
     everyone = processes.processes()
     started = processes.with_descendants([os.getpid()], everyone) - {os.getpid()}
-    with suppress(Failure, OSError):  # one in the kernel's hands; the findings are told all the same
+    with suppress(Failure, OSError):  # the kernel may hold one; the findings are said all the same
         processes.end([process for process in everyone if process.pid in started], grace_s=1)
 
 
-def report(stage, results, seconds):
-    """What was found, as JSON takes it; the verdict is the worst of all."""
+def report(stage: str, results: list[tuple[Check, list[Finding]]], seconds: float) -> dict[str, Any]:
+    """The findings as JSON takes them; the verdict is the worst of all."""
     lines = [{"check": check.name, **finding._asdict()} for check, findings in results for finding in findings]
     counts = {verdict: sum(line["verdict"] == verdict for line in lines) for verdict in (OK, WARN, FAIL)}
     worst = next((verdict for verdict in (FAIL, WARN) if counts[verdict]), OK)
     return {"verdict": worst, "stage": stage or "all", "counts": counts, "seconds": round(seconds, 2), "checks": lines}
 
 
-def chosen_stage(settings):
+def chosen_stage(settings: variables.Settings) -> str:
     if settings.STAGE and settings.STAGE not in STAGES:
         raise Failure(f"STAGE={settings.STAGE} is no stage with checks; choose one of {', '.join(STAGES)}")
     return settings.STAGE or ""
 
 
-def case_of(stage, settings, faults):
+def case_of(stage: str, settings: variables.Settings, faults: list[str]) -> Case:
     """The Case of a stage, with the variables that the stage itself sets."""
     if stage == "smoke" and settings.RAY_ADDRESS:
-        one = variables.ONE_SAMPLE | {"SPLIT": settings.SPLIT}
-        settings = variables.load(one, refuse=lambda fault: None)  # it is among the faults
+        smallest = {**variables.ONE_SAMPLE, "SPLIT": settings.SPLIT}
+        settings = variables.load(smallest, refuse=lambda fault: None)  # it is among the faults already
     return Case(settings, stage, faults)
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument(
         "--leftovers", choices=leftovers.KINDS, help="check nothing; list what is left over, each ended by a NUL byte"
     )
 
 
-def main():
-    faults = []
+def main() -> None:
+    faults: list[str] = []
     settings, args = variables.from_command_line(
         __doc__, "STAGE", configure=add_options, refuse=lambda fault: faults.append(str(fault))
     )
@@ -95,7 +95,7 @@ def main():
         terminal.say(f"doctor: {counts} in {answer['seconds']} s")
     sys.stdout.flush()
     end_the_given_up()
-    # Past threads that still wait: interpreters abort where one holds a lock at the end.
+    # Threads may still wait: an interpreter aborts if one holds a lock at its end.
     os._exit(1 if answer["verdict"] == FAIL else 0)
 
 

@@ -1,27 +1,29 @@
 #!/usr/bin/env python3
 """Put the weights of Qwen/Qwen3-4B under MODEL_DIR, checked: `make model` (about 8 GB).
 
-Guarantees: it ends well only if the configuration is that of Qwen3-4B, the tokenizer can be
-parsed, and every weight file that the index names is there with the size its own header
-gives; a folder that is complete needs no network. Files that are there are kept, so an
-interrupted download goes on with the missing ones. It compares no hash of a weight file: the
-published revision is not pinned here; the result line names the one that was fetched.
+Guarantees: it succeeds only if the folder passes inputs/weights.py; a complete folder needs no
+network; existing files are kept, so an interrupted download goes on with the missing ones. The
+published revision is not pinned: the result line names the one that was fetched.
 
     make model MODEL_DIR=/shared/models
     scripts/run.sh fetch_model --revision COMMIT
 """
 
+import argparse
+from pathlib import Path
+
 from checks import registry
-from common import settings, terminal
+from common import terminal
 from common.failure import Failure
+from common.settings import from_command_line
 from inputs import hub
 from inputs.weights import REPO, SHAPE, Incomplete, check
 
 
-def main():
-    values, args = settings.from_command_line(__doc__, "MODEL_DIR", configure=add_options)
-    registry.at_start("model", values)
-    folder = values.MODEL_DIR / "Qwen3-4B"
+def main() -> None:
+    settings, args = from_command_line(__doc__, "MODEL_DIR", configure=add_options)
+    registry.at_start("model", settings)
+    folder = settings.MODEL_DIR / "Qwen3-4B"
     with hub.disk_faults_in_words("MODEL_DIR", folder):
         try:
             weights = check(folder)
@@ -34,12 +36,12 @@ def main():
     )
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", default="main", help="branch, tag or commit to fetch (default: main)")
 
 
-def fetch(folder, revision):
-    """Download what is missing of the model, then check it; returns the weight files."""
+def fetch(folder: Path, revision: str) -> list[Path]:
+    """Download the missing files of the model, then check it; returns the weight files."""
     with terminal.stage(f"download {REPO}"):
         folder.mkdir(parents=True, exist_ok=True)
         hub.fetch_model(REPO, hub.commit_of(REPO, revision, "model"), folder)
@@ -49,7 +51,7 @@ def fetch(folder, revision):
         raise Failure(f"{folder}/{fault}; remove that file (or the folder) and run make model again") from None
 
 
-def fetched_revision(folder):
+def fetched_revision(folder: Path) -> str:
     """The commit the client noted when it fetched the configuration; "unknown" if it did not."""
     try:
         note = folder / ".cache" / "huggingface" / "download" / "config.json.metadata"

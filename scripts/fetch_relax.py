@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Clone the trainer (Relax) to RELAX_ROOT, at RELAX_REF: `make relax`, for who has no checkout yet.
+"""Clone the trainer (Relax) to RELAX_ROOT, at RELAX_REF: `make relax`.
 
-The usual case is a checkout on shared storage: set RELAX_ROOT to it and leave this out. Guarantees: a
-checkout appears whole or not at all; one that is there is left as it is, and its commit is
-named. Needs git and, for the clone, a network.
+Usually there is a checkout on shared storage: set RELAX_ROOT to it and leave this out. Needs git and a
+network. Guarantees: a checkout appears whole or not at all; an existing one is left as it is, and its
+commit is named.
 
     make relax RELAX_REF=main
     scripts/run.sh fetch_relax --relax-root /shared/Relax
@@ -12,10 +12,10 @@ named. Needs git and, for the clone, a network.
 import shutil
 import subprocess
 
-from common import settings as variables
 from common import terminal
 from common.failure import Failure
 from common.git import commit
+from common.settings import Settings, from_command_line
 from training.plan import RELAX_FILES
 
 CURES = {
@@ -24,8 +24,8 @@ CURES = {
 }
 
 
-def git(*words):
-    """Run git to its end. Raises Failure with the last thing it said."""
+def git(*words: str) -> None:
+    """Run git to its end. Raises Failure with its last line."""
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True)
     except OSError as error:
@@ -36,8 +36,8 @@ def git(*words):
         raise Failure(f"git {name}: {lines[-1][:300]}; {CURES[name]}")
 
 
-def clone(settings):
-    """Clone beside the target, then put it there."""
+def clone(settings: Settings) -> None:
+    """Clone beside the target, then move the clone there."""
     target = settings.RELAX_ROOT
     beside = target.with_name(target.name + ".part")
     shutil.rmtree(beside, ignore_errors=True)
@@ -52,8 +52,8 @@ def clone(settings):
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def main():
-    settings, _ = variables.from_command_line(__doc__, "RELAX_ROOT", "RELAX_URL", "RELAX_REF")
+def main() -> None:
+    settings, _ = from_command_line(__doc__, "RELAX_ROOT", "RELAX_URL", "RELAX_REF")
     root = settings.RELAX_ROOT
     if not root.exists():
         with terminal.stage(f"clone {settings.RELAX_URL}"):

@@ -7,9 +7,9 @@ backend it has; nothing else is touched. Takes 25 to 60 s on two cores, a second
 runs already. The servers stay up: end them with `make gym-down` or `make stop`. Until then a
 container that fails is started again by the engine, five times at most; after a reboot it is not.
 
-  scripts/run.sh gym_up
-  scripts/run.sh gym_up --gym-backend local
-  scripts/run.sh gym_up --gym-base-port 31000 --gym-ray-port 31090 --run-dir data/run2
+    make gym-up
+    make gym-up GYM_BACKEND=local
+    scripts/run.sh gym_up --gym-base-port 31000 --gym-ray-port 31200 --run-dir data/run2
 """
 
 from checks import registry
@@ -18,7 +18,7 @@ from common.terminal import run, say, stage
 from servers.graph import choose_backend, graph_fingerprint, is_running, only_start, replace_graph
 
 
-def main():
+def main() -> None:
     settings, _ = from_command_line(
         __doc__, "RUN_DIR", "GYM_BACKEND", "GYM_BIND_HOST", "GYM_BASE_PORT", "GYM_RAY_PORT", "GYM_REPLICAS",
         "GYM_START_TIMEOUT_S", "WORKPLACE_ASSISTANT_MAX_CONCURRENCY", "NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",

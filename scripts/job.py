@@ -1,44 +1,39 @@
 #!/usr/bin/env python3
-"""What runs inside a Ray job before the driver: wait for the Gateway, convert the rows, become the driver.
+"""Inside a Ray job: wait for every Gateway, then become the driver, the rehearsal's or the trainer's.
 
-Any driver that takes `--prompt-data FILE` will do: the rehearsal or the trainer's. Guarantees:
-the driver starts only after the Gateway said ready (for NEMO_GYM_STARTUP_TIMEOUT_S at most)
-and every row was found fit; it takes this process's place, so that Ray's signals and its
-exit status are the job's. Credentials come from a file that is removed once read, because
-Ray shows a job's command line and variables to everybody who can see the dashboard.
+Guarantees:
+- the driver starts only after every Gateway is ready, within NEMO_GYM_STARTUP_TIMEOUT_S
+- the driver takes this process's place, so that it gets Ray's signals and its exit status is the job's
+- credentials come from a file that is removed once read, because Ray shows a job's command line and variables
+  to everybody who can see the dashboard
 
-    scripts/job.py --rows rows.jsonl --limit 5 --prompts /tmp/prompts.jsonl -- scripts/rehearsal.py ...
+    scripts/job.py --secrets secrets.json -- python3 -m rollouts.rehearsal ...
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 from common import settings as variables
 from common import terminal
 from common.failure import Failure
-from common.files import write_whole
 from gateway import trial_request
 from gateway.client import ClientError, Gateway
-from inputs import rows
 
 
-def command_line():
+def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add = parser.add_argument
-    add("--rows", type=Path, required=True, metavar="FILE", help="raw task rows")
-    add("--limit", type=int, default=0, metavar="N", help="rows to use, from the first [0: all]")
-    add("--prompts", type=Path, required=True, metavar="FILE", help="where the converted rows go")
-    add("--secrets", type=Path, metavar="FILE", help="JSON object of variables; removed once read")
-    add("driver", nargs="+", metavar="DRIVER", help="after --: the driver and its arguments")
+    parser.add_argument("--secrets", type=Path, metavar="FILE", help="JSON object of variables; removed once read")
+    parser.add_argument("driver", nargs="+", metavar="DRIVER", help="after --: the driver and its arguments")
     return parser.parse_args()
 
 
-def take_secrets(path):
+def take_secrets(path: Path) -> None:
     """Put the variables in `path` into the environment and remove the file."""
     try:
         os.environ.update(json.loads(path.read_bytes()))
@@ -47,8 +42,8 @@ def take_secrets(path):
         raise Failure(f"--secrets {path}: {getattr(error, 'strerror', None) or 'not a JSON object of texts'}") from None
 
 
-def wait_ready(settings, url):
-    """Return once the Gateway at `url` is ready. Raises Failure with what it said last."""
+def wait_ready(settings: variables.Settings, url: str) -> None:
+    """Return once the Gateway at `url` is ready. Raises Failure with its last answer."""
     try:
         gateway = Gateway(settings, url)
         gateway.insist(lambda: gateway.exchange("GET", "/readyz"))
@@ -57,29 +52,19 @@ def wait_ready(settings, url):
         raise Failure(f"{url} is not ready ({limit}): {error}") from None
 
 
-def convert(source, limit, target):
-    """Write the first `limit` raw rows of `source` to `target` as the trainer reads them: their number."""
-    prompts = [json.dumps(rows.to_relax(row)) + "\n" for row in rows.read_rows(source, limit)]
-    write_whole(target, prompts)
-    return len(prompts)
-
-
-def main():
+def main() -> None:
     args = command_line()
     if args.secrets:
         take_secrets(args.secrets)
-    # Only the session client's: a trainer may use our other names for something else.
+    # Only the session client's variables: a trainer may use our other names for something else.
     settings = variables.load(names=trial_request.NAMES)
     for url in settings.gateway_urls:
         wait_ready(settings, url)
-    count = convert(args.rows, args.limit, args.prompts)
-    terminal.say(f"{', '.join(settings.gateway_urls)} ready, {count} rows converted")
-    command = [*args.driver, "--prompt-data", str(args.prompts)]
-    sys.stdout.flush()
+    terminal.say(f"{', '.join(settings.gateway_urls)} ready")
     try:
-        os.execvp(command[0], command)
+        os.execvp(args.driver[0], args.driver)
     except OSError as error:
-        raise Failure(f"{command[0]}: {error.strerror}") from None
+        raise Failure(f"{args.driver[0]}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -19,5 +19,5 @@ lock() {
 }
 
 lock "$@" scripts/requirements.in --output-file scripts/requirements.txt
-# Tools join the same environment, so what they share with it must have its pins.
+# The tools join the same environment: packages that both need must have its pins.
 lock "$@" tests/requirements.in --constraints scripts/requirements.txt --output-file tests/requirements.txt

@@ -2,72 +2,76 @@
 """Put the task rows of a split in place, checked, raw and converted: `make data SPLIT=validation`.
 
 The five example rows come from the installed nemo-gym package, the published splits from
-the Hugging Face hub at the revision that data/dataset.lock.json pins. Guarantees: a file is
+the Hugging Face hub at the revision that data/dataset.lock.json pins. The converted file proves
+that the trainer's converter loses nothing; training reads the raw file. Guarantees: a file is
 put in place only if its sha256 is the pinned one and every row is fit to run; its bytes are
-those that were published; a file that is already right needs no network. The converted file
-is a check that the trainer's converter loses nothing; training reads the raw one.
+those that were published; a file that is already right needs no network.
 
-    make data                                              # the five example rows
-    make data SPLIT=train                                  # 1,255 rows, about 32 MB
-    scripts/run.sh prepare_data --accept REVISION       # check and pin another revision
+    make data                                        # the five example rows
+    make data SPLIT=train                            # 1,255 rows, about 32 MB
+    scripts/run.sh prepare_data --accept REVISION    # check and pin another revision
 """
 
+import argparse
 import fcntl
 import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from checks import registry
-from common import files, settings, terminal
+from common import terminal
 from common.failure import Failure
-from common.files import write_whole
+from common.files import sha256_of, write_whole
+from common.settings import from_command_line
 from inputs import hub, row_facts, rows
-from inputs.pins import LOCK, PUBLISHED, read_lock
+from inputs.pins import LOCK, PUBLISHED, Lock, read_lock
 
 
-def main():
-    values, args = settings.from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
-    registry.at_start("data", values)
-    folder = values.gym_data
+def main() -> None:
+    settings, args = from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
+    registry.at_start("data", settings)
+    folder = settings.gym_data
     with hub.disk_faults_in_words("DATA_ROOT", folder), alone_in(folder):
         lock = accept(args.accept, args.lock, folder) if args.accept else read_lock(args.lock)
-        for split in PUBLISHED if args.accept else [values.SPLIT]:
+        for split in PUBLISHED if args.accept else [settings.SPLIT]:
             path = folder / f"workplace_assistant_{split}.jsonl"
             prepare(lock, args.lock, split, path)
         shutil.rmtree(staging(folder), ignore_errors=True)
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept", metavar="REVISION", help="check the published splits at REVISION and pin them")
     parser.add_argument("--lock", type=Path, default=LOCK, metavar="FILE", help=f"the pins (default: {LOCK.name})")
 
 
-def prepare(lock, lock_path, split, path):
-    """Put one split in place at `path` and its converted rows beside it; print what is in it."""
+def prepare(lock: Lock, lock_path: Path, split: str, path: Path) -> None:
+    """Put one split in place at `path` and its converted rows beside it; print a table of them."""
     pin, source = lock["splits"][split], path
-    if files.sha256_of(path) != pin["sha256"]:
+    if sha256_of(path) != pin["sha256"]:
         source = obtain(lock, split, path.parent)
         refuse_other_bytes(source, pin, lock, lock_path)
-    found = rows.read_rows(source)
-    if len(found) != pin["rows"]:
-        raise Failure(f"{source}: {len(found)} rows, but {lock_path} says {pin['rows']}; correct the lock")
-    converted = [convert(row, f"{source}: row {number}") for number, row in enumerate(found, 1)]
+    raw = rows.read_rows(source)
+    if len(raw) != pin["rows"]:
+        raise Failure(f"{source}: {len(raw)} rows, but {lock_path} says {pin['rows']}; correct the lock")
+    converted = [convert(row, f"{source}: row {number}") for number, row in enumerate(raw, 1)]
     os.replace(source, path)
     relax_path = path.with_name(f"{path.stem}_relax.jsonl")
     write_whole(relax_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in converted))
-    terminal.say(summary(found))
+    terminal.say(summary(raw))
     terminal.say(
-        f"Workplace Assistant data ready: split={split} rows={len(found)} relax_rows={len(converted)} "
+        f"Workplace Assistant data ready: split={split} rows={len(raw)} relax_rows={len(converted)} "
         f"sha256={pin['sha256']} path={path}"
     )
 
 
-def convert(row, place):
+def convert(row: rows.Row, place: str) -> dict[str, Any]:
     """The trainer's form of `row`, after proving that the row comes back from it."""
     try:
         relax = rows.to_relax(row)
@@ -78,7 +82,7 @@ def convert(row, place):
     return relax
 
 
-def obtain(lock, split, folder):
+def obtain(lock: Lock, split: str, folder: Path) -> Path:
     """Fetch a split's file into the staging folder, unchecked; returns its path."""
     pin = lock["splits"][split]
     if "package" in pin:
@@ -87,13 +91,13 @@ def obtain(lock, split, folder):
         return hub.fetch_dataset_file(lock["repo_id"], pin["file"], lock["revision"], staging(folder))
 
 
-def staging(folder):
+def staging(folder: Path) -> Path:
     return folder / ".download"
 
 
-def copy_from_package(pin, folder):
+def copy_from_package(pin: dict[str, Any], folder: Path) -> Path:
     try:
-        source = Path(metadata.distribution(pin["package"]).locate_file(pin["file"]))
+        source = Path(str(metadata.distribution(pin["package"]).locate_file(pin["file"])))
         folder.mkdir(exist_ok=True)
         return Path(shutil.copyfile(source, folder / source.name))
     except metadata.PackageNotFoundError:
@@ -102,11 +106,11 @@ def copy_from_package(pin, folder):
         raise Failure(f"{source}: missing; remove .venv and run this again to install {pin['package']} anew") from None
 
 
-def refuse_other_bytes(staged, pin, lock, lock_path):
-    digest = files.sha256_of(staged)
+def refuse_other_bytes(staged: Path, pin: dict[str, Any], lock: Lock, lock_path: Path) -> None:
+    digest = sha256_of(staged)
     if digest == pin["sha256"]:
         return
-    # The client would take the file for done; without it the next run asks the hub again.
+    # Without the folder the next run asks the hub again; with it the client takes the file for done.
     shutil.rmtree(staged.parent, ignore_errors=True)
     origin = f"installed {pin['package']}" if "package" in pin else f"{lock['repo_id']} at revision {lock['revision']}"
     cure = "remove .venv and run this again" if "package" in pin else "scripts/run.sh prepare_data --accept REVISION"
@@ -116,14 +120,14 @@ def refuse_other_bytes(staged, pin, lock, lock_path):
     )
 
 
-def accept(revision, lock_path, folder):
+def accept(revision: str, lock_path: Path, folder: Path) -> Lock:
     """Download the published splits at `revision`, check every row, then pin them; returns the new lock."""
     lock = read_lock(lock_path)
     lock["revision"] = hub.commit_of(lock["repo_id"], revision, "dataset")
     for split in PUBLISHED:
         staged = obtain(lock, split, folder)
-        found = [convert(row, f"{staged}: row {number}") for number, row in enumerate(rows.read_rows(staged), 1)]
-        lock["splits"][split] |= {"sha256": files.sha256_of(staged), "rows": len(found)}
+        converted = [convert(row, f"{staged}: row {number}") for number, row in enumerate(rows.read_rows(staged), 1)]
+        lock["splits"][split] |= {"sha256": sha256_of(staged), "rows": len(converted)}
     with hub.disk_faults_in_words("--lock", lock_path):
         write_whole(lock_path, json.dumps(lock, indent=2) + "\n")
     terminal.say(f"Dataset revision accepted: revision={lock['revision']} lock={lock_path}")
@@ -131,34 +135,34 @@ def accept(revision, lock_path, folder):
 
 
 @contextmanager
-def alone_in(folder):
+def alone_in(folder: Path) -> Iterator[None]:
     """Make the folder and keep a second preparation out of it until this one ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".preparing").open("w") as held:
-        # Some network file systems have no locks: there a second run is on its own.
+    with (folder / ".preparing").open("w") as lock:
+        # Some network file systems have no locks: nothing keeps a second run out there.
         with suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def summary(found):
-    """A table of what the rows hold: categories, environments, tools, ground-truth calls, prompt size."""
-    tools = {tool["name"] for row in found for tool in row[rows.WRAPPER].get("tools") or []}
-    calls = [len(row["ground_truth"]) for row in found]
-    lines = [("rows", len(found))]
-    lines += [(f"environment {name}", count) for name, count in counted(row["environment_name"] for row in found)]
-    lines += [(f"category {name}", count) for name, count in counted(row["category"] for row in found)]
+def summary(raw: list[rows.Row]) -> str:
+    """A table of the rows' categories, environments, tools, ground-truth calls and prompt sizes."""
+    tools = {tool["name"] for row in raw for tool in row[rows.WRAPPER].get("tools") or []}
+    calls = [len(row["ground_truth"]) for row in raw]
+    lines: list[tuple[str, Any]] = [("rows", len(raw))]
+    lines += [(f"environment {name}", count) for name, count in counted(row["environment_name"] for row in raw)]
+    lines += [(f"category {name}", count) for name, count in counted(row["category"] for row in raw)]
     lines += [("distinct tools", len(tools)), ("ground-truth calls (min/median/max)", spread(calls))]
     lines += [(f"rows with {number} calls", count) for number, count in counted(calls)]
-    lines += [("prompt tokens, estimated (min/median/max)", spread([row_facts.prompt_tokens(row) for row in found]))]
+    lines += [("prompt tokens, estimated (min/median/max)", spread([row_facts.prompt_tokens(row) for row in raw]))]
     return terminal.table(["what", "value"], lines)
 
 
-def counted(values):
+def counted(values: Iterable[Any]) -> list[tuple[Any, int]]:
     return sorted(Counter(values).items())
 
 
-def spread(numbers):
+def spread(numbers: list[int]) -> str:
     return f"{min(numbers)} / {median(numbers):g} / {max(numbers)}"
 
 

@@ -2,7 +2,7 @@
 # Trains Qwen3-4B on one node with 8 GPUs: takes the model's shape from the trainer's checkout,
 # submits the Ray job and follows it in the foreground, to its end. The trainer's entrypoint
 # runs it, on a machine that reaches the cluster's dashboard; `make train` runs the entrypoint
-# after its checks. Variables are those of env.example.
+# after its checks, with --plan and the plan that it made. Variables are those of env.example.
 #
 #   bash $RELAX_ROOT/scripts/entrypoint/ray-job.sh scripts/run-qwen3-4B-8xgpu.sh
 #   bash $RELAX_ROOT/scripts/entrypoint/ray-job.sh scripts/run-qwen3-4B-8xgpu.sh --cpus 2

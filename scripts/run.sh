@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs one stage: sets this clone up where that is needed, then starts scripts/NAME.py with
-# the Python of .venv. On this machine; without set-up to do it adds some milliseconds.
+# Runs one stage on this machine: sets this clone up if that is needed, then starts scripts/NAME.py
+# with the Python of .venv. Where nothing is to be set up it adds some milliseconds.
 #
 #   scripts/run.sh smoke
 #   scripts/run.sh prepare_data --split train
@@ -22,14 +22,14 @@ flags=()
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 python=$root/.venv/bin/python
 
-# The doctor looks at a clone before it is set up, with whatever Python is there.
+# The doctor looks at a clone before it is set up, with any Python that is there.
 any_python() {
-    local each
+    local candidate
     # shellcheck source=scripts/pythons.sh
     . "$root/scripts/pythons.sh"
-    while read -r each; do
-        if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-            echo "$each"
+    while read -r candidate; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+            echo "$candidate"
             return
         fi
     done < <(pythons)
@@ -37,7 +37,7 @@ any_python() {
     return 1
 }
 
-# What is known at once is refused before a set-up. Arguments may replace variables, and are the stage's to read.
+# Run the quick checks before a set-up of a minute. Skip them if options were given: only the stage can parse those.
 set_up() {
     local any
     if [[ ! -e $root/.venv/.ready/packages && $arguments -eq 0 ]] && any=$(any_python 2>/dev/null); then
@@ -46,7 +46,7 @@ set_up() {
     "$root/scripts/setup.sh" "$@"
 }
 
-# On a trainer's machine its own Python does for these, without a set-up of this clone.
+# Without a set-up of this clone, the Python of a trainer's machine runs these.
 trains_here() { [[ ! -x $python ]] && python3 -c 'import ray, requests, yaml' 2>/dev/null; }
 
 case $name in

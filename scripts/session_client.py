@@ -2,22 +2,23 @@
 """The agent command: one process a sample, from the trainer's variables to a reward.
 
 Reads RELAX_INPUT_JSON, has the Gateway run it as one trial, and writes RELAX_OUTPUT_JSON.
-On a trainer's node; it lives as long as the trial (NEMO_GYM_DEADLINE_S at most, and a little).
+Runs on a trainer's node, and lives as long as the trial (NEMO_GYM_DEADLINE_S at most, and a
+little). With several Gateways (GYM_URLS) a hash of the session id chooses.
 
-With several Gateways (GYM_URLS) a hash of the session id chooses.
-
-Guarantees: the output appears whole or not at all, and only with a finite reward of a
-completed or truncated trial; every other end is a non-zero exit and one line on stderr, so
-that the trainer drops the sample's group instead of training on it. The same launch always
-asks for the same trial, whatever was sent again. SIGTERM and SIGINT abort the trial first.
-The session id and the Gateway's token appear in no argument and no message. It rides out a
-Gateway that restarts; it does not judge what the policy did.
+Guarantees:
+- the output appears whole or not at all, and only with a finite reward of a completed or truncated trial;
+- every other end is a non-zero exit and one line on stderr: the trainer drops the sample's group;
+- the same launch always asks for the same trial, however often it sends the request;
+- SIGTERM and SIGINT abort the trial first; a Gateway that restarts is waited for;
+- the session id and the Gateway's token appear in no argument and no message.
 
 Exit status: 0 reward written, 1 no reward, 2 unusable variables or input, 130/143 interrupted.
 Standard library only and few imports: a rollout starts hundreds of these.
 
     python3 scripts/session_client.py        (with the RELAX_* variables set)
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -30,6 +31,13 @@ from common.failure import Failure, printable
 from common.files import write_whole
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit, refuse_constant
 from gateway.trial_request import NAMES, create_payload, gateway_of, result_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gateway.trial_request import Session
 
 RELAX_NAMES = ("INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSION_ID", "ROLLOUT_MODE", "GROUP_ID")
 # The trainer kills what is left of the process group 5 s after SIGTERM.
@@ -46,9 +54,9 @@ class Interrupted(BaseException):
     """SIGTERM or SIGINT arrived."""
 
 
-def read_session(environment):
+def read_session(environment: Mapping[str, str]) -> Session:
     """The trainer's RELAX_* variables without their prefix: {name: text}. Raises InputFault."""
-    session = {name: environment.get(f"RELAX_{name}", "") for name in RELAX_NAMES}
+    session: Any = {name: environment.get(f"RELAX_{name}", "") for name in RELAX_NAMES}
     for name, text in session.items():
         if not text:
             raise InputFault(f"RELAX_{name} is not set; the trainer sets it when it starts the agent command")
@@ -62,7 +70,7 @@ def read_session(environment):
     return session
 
 
-def read_task(path):
+def read_task(path: str) -> dict[str, Any]:
     """The session input {"messages": [...], "metadata": {...}}. Raises InputFault."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -82,7 +90,7 @@ def read_task(path):
     return {"messages": messages, "metadata": metadata}
 
 
-def write_result(path, result):
+def write_result(path: str, result: dict[str, Any]) -> None:
     """Put the result at `path`, whole or not at all. Raises ClientError."""
     try:
         write_whole(Path(path), json.dumps(result))
@@ -90,8 +98,8 @@ def write_result(path, result):
         raise ClientError(f"RELAX_OUTPUT_JSON: {path}: {error.strerror}") from None
 
 
-def _interrupt(signum, frame):
-    # One is enough: what follows is the abort, and a second signal must not cut it short.
+def _interrupt(signum: int, frame: Any) -> None:
+    # The abort follows, and a second signal must not cut it short.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + signum))
@@ -99,7 +107,7 @@ def _interrupt(signum, frame):
     raise Interrupted(signum)
 
 
-def roll_out(settings, session):
+def roll_out(settings: variables.Settings, session: Session) -> None:
     """Run the sample's trial and write its result. Aborts it when interrupted or out of patience."""
     task = read_task(session["INPUT_JSON"])
     payload = create_payload(settings, session, task)
@@ -114,20 +122,20 @@ def roll_out(settings, session):
     write_result(session["OUTPUT_JSON"], result_of(snapshot, payload["request_id"]))
 
 
-def complain(message, *secrets):
+def complain(message: str, *secrets: str | None) -> None:
     """One line on stderr, without any of `secrets`."""
     for secret in filter(None, secrets):
         message = message.replace(secret, "***")
     print("session client: " + printable(" ".join(message.split())[:1000]), file=sys.stderr, flush=True)
 
 
-def main():
+def main() -> int:
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print((__doc__ or "").strip())
+        return 0
     if sys.argv[1:]:
-        known = sys.argv[1] in ("-h", "--help")
-        print(
-            __doc__.strip() if known else "session client: takes no arguments", file=sys.stdout if known else sys.stderr
-        )
-        return 0 if known else 2
+        print("session client: takes no arguments", file=sys.stderr)
+        return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     secrets = [os.environ.get("RELAX_SESSION_ID")]

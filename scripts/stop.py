@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
 """End everything this clone started: the jobs it submitted, both Rays, the graph.
 
-Jobs are stopped first, wherever their cluster is, and each is confirmed to be over by its status;
-one that is not confirmed is named, the rest is stopped all the same, and the exit status says so.
-Of processes on this machine, only those that carry our mark, or descend from one that does, are
-signalled; a second call finds nothing to do. Takes up to ten seconds, and a minute for a
-job that does not end. Trial records and logs stay under RUN_DIR.
+Jobs are stopped first, wherever their cluster is, and each is confirmed to be over by its status.
+A job that is not confirmed is named, the rest is stopped all the same, and the exit status says so.
+Of processes on this machine, only those are signalled that carry our mark or descend from one that
+does; a second call finds nothing to do. Takes up to ten seconds, and a minute for a job that does
+not end. Trial records and logs stay under RUN_DIR.
 
-  scripts/run.sh stop
+    make stop
 """
 
 from shlex import quote
 
 from cluster import jobs
 from common.failure import Failure
-from common.settings import from_command_line
+from common.settings import Settings, from_command_line
 from common.terminal import run, say
 from servers import private_ray, processes
 from servers.graph import end_graph
 
 
-def forget_jobs(settings, dashboard_url):
+def forget_jobs(settings: Settings, dashboard_url: str) -> None:
     """Remove the records of jobs that ended with the Ray whose dashboard this was."""
     for job in jobs.open_jobs(settings.RUN_DIR):
         if job.dashboard.url == dashboard_url:
@@ -28,17 +28,14 @@ def forget_jobs(settings, dashboard_url):
             job.close()
 
 
-def check_released(settings):
+def check_released(settings: Settings) -> None:
     """Raise Failure if a process of ours is left. Sockets and shared memory go with their processes."""
     if left := processes.ours(settings):
         raise Failure(f"{left[0]} is still there; run: make stop")
 
 
-def stop_jobs(settings, own_dashboard):
-    """Stop the jobs on file and say what each has become: a line for each that is not over.
-
-    Those on our own Ray end with it.
-    """
+def stop_jobs(settings: Settings, own_dashboard: str) -> list[str]:
+    """Stop the jobs on file and say their status: a line for each that still runs. Those on our own Ray end with it."""
     faults = []
     for job in jobs.open_jobs(settings.RUN_DIR):
         if job.dashboard.url == own_dashboard:
@@ -54,7 +51,7 @@ def stop_jobs(settings, own_dashboard):
     return faults
 
 
-def main():
+def main() -> None:
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT")
     rehearsal = private_ray.PrivateRay(settings, "rehearsal")
     faults = stop_jobs(settings, rehearsal.dashboard_url)

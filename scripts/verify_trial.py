@@ -2,21 +2,26 @@
 """Check one whole trial with a scripted policy: the second half of `make verify`.
 
 Starts a model API for the time of one trial, asks the Gateway for that trial as a session
-client does, and plays the policy: a search, a reply, a closing message. Guarantees, when it
-passes: the row's prompt and tools reached the policy unchanged, each call held the whole
-history before it with the tools' outputs, the verifier gave 1.0, and the Gateway released
-the trial. A few seconds; no model and no trainer.
+client does, and plays the policy: a search, a reply, a closing message. It passes only if the
+row's prompt and tools reach the policy unchanged, each call holds the whole history before it
+with the tools' outputs, the verifier gives 1.0, and the Gateway releases the trial. A few
+seconds; no model and no trainer.
 
     make verify
-    scripts/run.sh verify_trial.py --gateway-url http://10.0.0.4:29000 --callback-host 10.0.0.5
+    scripts/run.sh verify_trial --gateway-url http://10.0.0.4:29000 --callback-host 10.0.0.5
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import secrets
 import time
+from typing import Any
 
-from common import settings, terminal
+from common import terminal
 from common.failure import Failure
+from common.settings import Settings, from_command_line
 from gateway import trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial
 from inputs import rows
@@ -28,24 +33,22 @@ DEADLINE_S = 120
 RELEASE_S = 10
 
 
-def main():
-    values, args = settings.from_command_line(
-        __doc__, "NEMO_GYM_URL", "GYM_HOST", "GYM_BASE_PORT", configure=add_options
-    )
-    row, gateway = example_row(), Gateway(values)
+def main() -> None:
+    names = ("NEMO_GYM_URL", "GYM_HOST", "GYM_BASE_PORT")
+    settings, args = from_command_line(__doc__, *names, configure=add_options)
+    gateway = Gateway(settings)
     before = active_trials(gateway)
     try:
-        policy, snapshot = play(values, gateway, row, args.callback_host)
-        found = judge(policy, snapshot)
+        figures = judge(*play(settings, gateway, example_row(), args.callback_host))
     except ClientError as fault:
-        raise Failure(f"{values.gateway_url}: {fault}") from None
+        raise Failure(f"{settings.gateway_url}: {fault}") from None
     wait_released(gateway, before)
-    if found != EXPECTED:
-        raise Failure(f"trial at {values.gateway_url}: {found}, not {EXPECTED}")
-    terminal.say(f"Workplace Assistant trial passed: {found}")
+    if figures != EXPECTED:
+        raise Failure(f"trial at {settings.gateway_url}: {figures}, not {EXPECTED}")
+    terminal.say(f"Workplace Assistant trial passed: {figures}")
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gateway-url", dest="NEMO_GYM_URL", metavar="URL", help="the same as --nemo-gym-url")
     parser.add_argument(
         "--callback-host",
@@ -56,15 +59,16 @@ def add_options(parser):
 
 
 class ScriptedPolicy:
-    """Answers the trial's model calls from a script, and notes the first thing that was wrong with them."""
+    """Answers the trial's model calls from a script, and notes the first fault of them."""
 
-    def __init__(self, row):
-        self.row, self.inputs, self.fault = row, [], None
+    def __init__(self, row: rows.Row):
+        self.row, self.inputs = row, []
+        self.fault: str | None = None
         calls = [model_api.function_call(name, json.dumps(arguments)) for name, arguments in (SEARCH, REPLY)]
         self.answers = [*calls, model_api.message("I have replied to Carlos.")]
         self.outputs = [FOUND, REPLIED]
 
-    def __call__(self, session, body):
+    def __call__(self, session: model_api.Session | None, body: dict[str, Any]) -> dict[str, Any]:
         turn, items = len(self.inputs), body["input"]
         if not self.fault:
             fault = self._first_fault(body) if turn == 0 else self._later_fault(turn, items)
@@ -72,7 +76,7 @@ class ScriptedPolicy:
         self.inputs.append(items)
         return model_api.answered([self.answers[min(turn, len(self.answers) - 1)]])
 
-    def _first_fault(self, body):
+    def _first_fault(self, body: dict[str, Any]) -> str | None:
         params = self.row[rows.WRAPPER]
         if not all(map(_holds, body["input"], params["input"])) or len(body["input"]) != len(params["input"]):
             return "does not hold the row's prompt"
@@ -80,7 +84,7 @@ class ScriptedPolicy:
             return "does not offer the row's tools"
         return None
 
-    def _later_fault(self, turn, items):
+    def _later_fault(self, turn: int, items: list[dict[str, Any]]) -> str | None:
         before = self.inputs[-1]
         if turn > len(self.outputs):
             return "came after the closing message"
@@ -94,12 +98,14 @@ class ScriptedPolicy:
         return None
 
 
-def _holds(item, fields):
+def _holds(item: dict[str, Any], fields: dict[str, Any]) -> bool:
     return all(item.get(key) == value for key, value in fields.items())
 
 
-def play(values, gateway, row, host):
-    """Run the trial; returns the policy, for what it saw, and the terminal snapshot."""
+def play(
+    settings: Settings, gateway: Gateway, row: rows.Row, host: str
+) -> tuple[ScriptedPolicy, trial_request.Snapshot]:
+    """Run the trial; returns the policy, which saw the calls, and the terminal snapshot."""
     policy = ScriptedPolicy(row)
     try:
         server = model_api.ModelAPI(host, policy)
@@ -107,7 +113,7 @@ def play(values, gateway, row, host):
         raise Failure(f"--callback-host {host}: {error.strerror}; give an address of this machine") from None
     relax = rows.to_relax(row)
     task = {"messages": relax["input"], "metadata": relax["metadata"]}
-    payload = trial_request.create_payload(values, session_of(server, task), task)
+    payload = trial_request.create_payload(settings, session_of(server, task), task)
     trial = Trial(gateway, payload | {"deadline_s": DEADLINE_S})
     try:
         return policy, trial.finish()
@@ -118,7 +124,7 @@ def play(values, gateway, row, host):
         server.stop()
 
 
-def session_of(server, task):
+def session_of(server: model_api.ModelAPI, task: dict[str, Any]) -> Any:
     """What the trainer would put into the session client's variables."""
     return {
         "SESSION_IO_DIR": secrets.token_hex(8),
@@ -129,8 +135,8 @@ def session_of(server, task):
     }
 
 
-def judge(policy, snapshot):
-    """The result line's figures. Raises Failure or ClientError with what was wrong before them."""
+def judge(policy: ScriptedPolicy, snapshot: trial_request.Snapshot) -> str:
+    """The result line's figures. Raises Failure or ClientError with an earlier fault."""
     if policy.fault:
         raise Failure(f"{policy.fault} (trial {snapshot['status']}, error {json.dumps(snapshot.get('error'))})")
     result = trial_request.result_of(snapshot, snapshot.get("request_id"))
@@ -141,7 +147,7 @@ def judge(policy, snapshot):
     return f"reward={result['reward']} {counts} callbacks={len(policy.inputs)}"
 
 
-def active_trials(gateway):
+def active_trials(gateway: Gateway) -> int:
     """How many trials a ready Gateway holds that have not ended. Raises Failure when it is not ready."""
     try:
         health = gateway.exchange("GET", "/readyz")
@@ -153,7 +159,7 @@ def active_trials(gateway):
     return health["active_trials"]
 
 
-def wait_released(gateway, before):
+def wait_released(gateway: Gateway, before: int) -> None:
     """Wait until no more trials are active than the `before` that were not ours. Raises Failure."""
     end = time.monotonic() + RELEASE_S
     while (active := active_trials(gateway)) > before:

@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 """Check the environment's verifier by hand-played actions: the first half of `make verify`.
 
-Talks to the resource server alone, without agent, Gateway or model, in seconds. For the
-first example row it plays two episodes, each in a session of its own: a read-only search
-and then the right reply must earn 1.0 (another way to the same state), a wrong reply 0.0;
-neither may see the other's mail. When it passes it leaves no session behind: verifying one
-ends it. It says nothing of other rows or of the Gateway.
+Talks to the resource server alone, without agent, Gateway or model, in seconds. It plays the
+first example row twice, each in a session of its own: a read-only search and then the right
+reply must earn 1.0 (another way to the same state), a wrong reply 0.0, and neither session may
+see the other's mail. A pass leaves no session behind: verifying a session ends it. It says
+nothing of other rows or of the Gateway.
 
     make verify
-    scripts/run.sh verify_verifier.py --resource-url http://127.0.0.1:29002
+    scripts/run.sh verify_verifier --resource-url http://127.0.0.1:29002
 """
 
+import argparse
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import requests
 
-from common import settings, terminal
+from common import terminal
 from common.failure import Failure
+from common.settings import from_command_line
+from inputs import rows
 from policy import model_api
 from servers.verifier import FOUND, REPLIED, REPLY, SEARCH, TEXT, example_row, post, verification
 
@@ -24,9 +29,12 @@ WRONG_REPLY = ("email_reply_email", {"email_id": "00000057", "body": "No, thank 
 FIND_REPLY = ("email_search_emails", {"query": TEXT})
 
 
-def main():
-    values, args = settings.from_command_line(__doc__, "GYM_BASE_PORT", configure=add_options)
-    url = (args.resource_url or values.local_url("resource")).rstrip("/")
+Call = tuple[str, dict[str, Any]]
+
+
+def main() -> None:
+    settings, args = from_command_line(__doc__, "GYM_BASE_PORT", configure=add_options)
+    url = (args.resource_url or settings.local_url("resource")).rstrip("/")
     row = example_row()
     equivalent, incorrect = Episode(url, row), Episode(url, row)
     equivalent.act(SEARCH, FOUND)
@@ -40,21 +48,21 @@ def main():
     terminal.say(f"Workplace Assistant verifier contract passed: {rewards}")
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
 
 
 class Episode:
     """One session of the resource server, played by hand; tool calls go into the transcript to verify."""
 
-    def __init__(self, url, row):
+    def __init__(self, url: str, row: rows.Row):
         self.url, self.row, self.calls = url, row, []
         self.client = requests.Session()
-        # A proxy from the environment has no business between two programs of one machine.
+        # Two programs of one machine need no proxy.
         self.client.trust_env = False
         self._post("seed_session", row)
 
-    def act(self, call, expected):
+    def act(self, call: Call, expected: str) -> None:
         """Call a tool as the policy would; `expected` must be in what it returns."""
         name, arguments = call
         output = json.dumps(self._output(call))
@@ -62,23 +70,23 @@ class Episode:
             raise Failure(f"{self.url}/{name}: {expected!r} is not in the output: {output[:300]}")
         self.calls.append(model_api.function_call(name, json.dumps(arguments)))
 
-    def look(self, search, count):
+    def look(self, search: Call, expected: int) -> None:
         """Check how many mails a search finds in this session's state, outside the transcript."""
         output = self._output(search)
-        found = len(output["emails"]) if isinstance(output, dict) and "emails" in output else 0
-        if found != count:
+        count = len(output["emails"]) if isinstance(output, dict) and "emails" in output else 0
+        if count != expected:
             raise Failure(
-                f"{self.url}: a session's state holds {found} replies instead of {count}; states are mixed up"
+                f"{self.url}: a session's state holds {count} replies instead of {expected}; states are mixed up"
             )
 
-    def verify(self):
-        """The reward of what was done in this session."""
+    def verify(self) -> float | None:
+        """The reward of this session's calls."""
         return self._post("verify", verification(self.row, self.calls)).get("reward")
 
-    def _output(self, call):
+    def _output(self, call: Call) -> Any:
         return self._post(*call).get("output")
 
-    def _post(self, route, body):
+    def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return post(self.client, self.url, route, body)
 
 

@@ -1,7 +1,7 @@
 """What holds for every test: proxies that lead nowhere, our scripts on the path, data that may be absent.
 
-The proxy variables are set before any test module is imported and are inherited by everything a
-test starts: a call between our own programs that minds them fails at once.
+The proxy variables are set before any test is imported, and every program that a test starts inherits them.
+A call between our own programs that goes through a proxy therefore fails at once.
 """
 
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import docker  # noqa: F401 - else pytest takes the folder docker/ for the package, which has to be there first
 from support import browser as headless
 from support.task_rows import SHARED_DATA
 
@@ -24,12 +25,12 @@ if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    """A headless browser, one for all tests; those that need it are skipped where there is none."""
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window; a test that needs it is skipped where there is none."""
     if headless.find() is None:
         pytest.skip("no Chromium on this machine: tests/browser.sh installs one")
-    with headless.Browser(tmp_path_factory.mktemp("browser")) as started:
+    with headless.Browser() as started:
         yield started
 
 
@@ -37,20 +38,20 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "shared_data: needs the task rows beside the clone; skipped without them")
 
 
-# What one worker takes as a whole: tests that share a server, a container, or what their file set up once. The
-# longest first, so that no worker is left alone with one at the end.
+# One worker takes these as a whole, since their tests share servers or a container. The longest comes first, so
+# that no worker is left alone with it at the end.
 FIRST = ("chain/test_training_cluster.py", "docker", "chain")
 
 
 def share(nodeid):
-    """The share of a test, as one of FIRST or its file."""
+    """What a worker takes together with a test: one of FIRST, or the test's file."""
     file = nodeid.partition("::")[0]
     return next((name for name in FIRST if name in (file, file.partition("/")[0])), file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """In place of xdist's own groups, which write into the node's id, where this pytest no longer looks."""
+    """Share tests out by `share`; xdist's own groups are written into node ids, where this pytest does not look."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Shares(LoadScopeScheduling):

@@ -1,145 +1,146 @@
 """What earlier runs of this repository left behind: processes, records, temporary folders, containers.
 
-Named is only what carries our mark and belongs to nobody who lives; everything else is left out.
+Guarantees: only what carries our mark and belongs to no live process is named. A cure removes what is named and nothing
+else, whatever the names hold.
 """
+
+from __future__ import annotations
 
 import os
 import shlex
 import stat
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from checks.probe import ok, temporary_folder, warn
+from checks.probe import Case, Finding, ok, temporary_folder, warn
 from common.failure import Failure
 from common.net import ask
-from servers import container as docker_backend
-from servers import private_ray
+from common.settings import Settings
+from servers import container, private_ray
 from servers import processes as own_processes
-from servers.processes import own_folder
 
-# A folder is there before the process that it is for.
+# A folder is made before the process that uses it.
 NEW_S = 60
 SESSION_FOLDERS = "session-*"
 
 
-def processes(case):
-    """Processes of run folders that are gone, and servers of ours whose supervisor is."""
-    orphans = {}
+def processes(case: Case) -> Finding | list[Finding]:
+    """Processes whose run folder is gone, and servers of ours whose supervisor is gone."""
+    orphans: dict[str, list[int]] = {}
     for process in own_processes.processes():
-        folder = own_folder(process) if process.state != "Z" else None
+        folder = own_processes.own_folder(process) if process.state != "Z" else None
         if folder and not sees(process.pid, folder):
             orphans.setdefault(folder, []).append(process.pid)
-    found = [
+    findings = [
         warn(f"{len(pids)} processes of {folder}, which is gone", f"kill {' '.join(map(str, pids))}")
         for folder, pids in orphans.items()
     ]
     servers = own_processes.ours(case.settings, "gym")
     if servers and not any(map(own_processes.is_supervisor, servers)):
-        found.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
-    return found or ok(f"{len(case.ours)} processes of this clone run, none is left over")
+        findings.append(warn(f"{len(servers)} processes of the graph run without their supervisor", "make stop"))
+    return findings or ok(f"{len(case.ours)} processes of this clone run, none is left over")
 
 
-def sees(pid, folder, proc=Path("/proc")):
-    """Whether the folder is there for the process: in a container it has a file tree of its own."""
+def sees(pid: int, folder: str, proc: Path = Path("/proc")) -> bool:
+    """Whether the folder exists for the process, which has its own file tree in a container."""
     try:
         return (proc / str(pid) / "root" / folder.lstrip("/")).is_dir()
     except PermissionError:
         return True
 
 
-def records(case):
-    """Jobs and sessions on record whose processes are gone, and probes that were not taken back."""
-    s, found = case.settings, []
+def records(case: Case) -> Finding | list[Finding]:
+    """Jobs and sessions on record whose processes are gone, and probes that were not removed."""
+    s, findings = case.settings, []
     jobs = [path.parent for path in sorted((s.RUN_DIR / "jobs").glob("*/dashboard")) if not _lives(path.parent.name)]
     unheard = _unheard(s, set(map(_dashboard, jobs)))
-    gone = [folder for folder in jobs if _dashboard(folder) in unheard]
-    if open_still := [folder for folder in jobs if folder not in gone]:
-        found.append(warn(f"{len(open_still)} jobs whose end nobody saw, {open_still[-1].name} last", "make stop"))
-    if gone:
-        what = f"{len(gone)} jobs on clusters that do not answer, {gone[-1].name} last"
-        found.append(warn(what, f"where the cluster is gone for good: rm -r {_words_of(gone)}"))
-    if (s.RUN_DIR / own_processes.SESSIONS).exists() and not case.ours:
-        found.append(
-            warn(f"{s.RUN_DIR / own_processes.SESSIONS} is the record of processes that are gone", "make stop")
-        )
+    lost = [folder for folder in jobs if _dashboard(folder) in unheard]
+    if open_still := [folder for folder in jobs if folder not in lost]:
+        findings.append(warn(f"{len(open_still)} jobs whose end nobody saw, {open_still[-1].name} last", "make stop"))
+    if lost:
+        what = f"{len(lost)} jobs on clusters that do not answer, {lost[-1].name} last"
+        findings.append(warn(what, f"where the cluster is gone for good: rm -r {shlex.join(map(str, lost))}"))
+    sessions = s.RUN_DIR / own_processes.SESSIONS
+    if sessions.exists() and not case.ours:
+        findings.append(warn(f"{sessions} is the record of processes that are gone", "make stop"))
     probes = [path for folder in (s.RUN_DIR, s.EXP_DIR) if folder.is_dir() for path in folder.glob(".probe*")]
     if probes:
-        found.append(warn(f"{len(probes)} probes of broken-off checks, as {probes[0]}", f"rm {_words_of(probes)}"))
-    return found or ok("no record of what is gone")
+        what = f"{len(probes)} probes of broken-off checks, as {probes[0]}"
+        findings.append(warn(what, f"rm {shlex.join(map(str, probes))}"))
+    return findings or ok("no record of what is gone")
 
 
-def _words_of(paths):
-    return shlex.join(map(str, paths))
-
-
-def _dashboard(folder):
-    """The address that the record of a job names."""
+def _dashboard(folder: Path) -> str:
+    """The address in the record of a job."""
     return (folder / "dashboard").read_text(encoding="utf-8", errors="replace").partition("\n")[0]
 
 
-def _unheard(settings, urls):
-    """Those dashboards at which nobody answers: `make stop` cannot end their jobs, but for those on our own Ray."""
+def _unheard(settings: Settings, urls: set[str]) -> set[str]:
+    """The dashboards that do not answer, where `make stop` can end no job; it can on our own Ray."""
     others = urls - {private_ray.PrivateRay(settings, "rehearsal").dashboard_url}
     return {url for url in others if not ask(f"{url}/api/version").status}
 
 
-def _lives(job_id):
-    """Whether the process that submitted a job still runs: its number stands in the job's id."""
+def _lives(job_id: str) -> bool:
+    """Whether the process that submitted a job still runs; the job's id holds its number."""
     pid = job_id.split("-")[-2:-1]
     return bool(pid) and pid[0].isdecimal() and Path(f"/proc/{pid[0]}").exists()
 
 
-def temporary(case):
+def temporary(case: Case) -> Finding | list[Finding]:
     """Folders of ended Rays and agents, and Ray's objects in shared memory that no process has open."""
-    found = [
+    findings = [
         warn(f"{len(paths)} {what}, as {paths[0]}", f"scripts/run.sh doctor --leftovers {kind} | xargs -0r rm -r")
         for kind, (what, look) in KINDS.items()
         if (paths := look())
     ]
-    return found or ok("no folder of an ended program")
+    return findings or ok("no folder of an ended program")
 
 
-def folders(pattern):
-    """Our folders among the temporary ones that no process uses."""
-    mine = [path for path in temporary_folder().glob(pattern) if _is_own(path, stat.S_ISDIR, NEW_S)]
-    return unused(filter(_is_ours, mine))
+def folders(pattern: str) -> list[Path]:
+    """Our temporary folders that no process uses."""
+    paths = [path for path in temporary_folder().glob(pattern) if _is_own(path, stat.S_ISDIR, NEW_S)]
+    return unused(filter(_is_ours, paths))
 
 
-def objects(root=Path("/dev/shm")):
+def objects(root: Path = Path("/dev/shm")) -> list[Path]:
     """Our objects in shared memory that no process uses."""
     return unused(path for path in root.glob("plasma*") if _is_own(path, stat.S_ISREG))
 
 
-def _is_own(path, is_kind, age_s=0):
+def _is_own(path: Path, is_kind: Callable[[int], bool], age_s: float = 0) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:  # removed since it was listed
         return False
-    return is_kind(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime >= age_s
+    return is_kind(status.st_mode) and status.st_uid == os.getuid() and time.time() - status.st_mtime >= age_s
 
 
-def _is_ours(path):
-    """The name `session-*` is anybody's: an agent's folder holds its input or its log."""
+def _is_ours(path: Path) -> bool:
+    """Others may name a folder `session-*`; an agent's folder holds its input or its log."""
     return not path.match(SESSION_FOLDERS) or any((path / name).exists() for name in ("input.json", "agent.log"))
 
 
-def unused(paths):
-    """Those that no process names in its command line or variables, lives in or has open."""
+def unused(paths: Iterable[Path]) -> list[Path]:
+    """The paths that no process names in its command line or variables, has as its folder, or has open."""
     paths = sorted(paths)
     used = "\0".join(map(_uses, own_processes.processes())) if paths else ""
-    # What is open is told by its real path.
+    # An open file shows by its real path.
     return [path for path in paths if str(path) not in used and str(path.resolve()) not in used]
 
 
-def _uses(process):
-    """All in which a process may name a path."""
+def _uses(process: own_processes.Process) -> str:
+    """All texts in which a process may name a path."""
     folder = f"/proc/{process.pid}"
-    found = [process.command, own_processes.link(f"{folder}/cwd"), *own_processes.opened(process)]
-    for look in (lambda: process.variables().values(), lambda: [Path(f"{folder}/maps").read_text(errors="replace")]):
-        with suppress(OSError):  # ended, or somebody else's
-            found += look()
-    return "\0".join(found)
+    texts = [process.command, own_processes.link(f"{folder}/cwd"), *own_processes.opened(process)]
+    with suppress(OSError):  # ended, or somebody else's
+        texts += process.variables().values()
+    with suppress(OSError):
+        texts.append(Path(f"{folder}/maps").read_text(errors="replace"))
+    return "\0".join(texts)
 
 
 # What `doctor.py --leftovers KIND` lists: there may be more than a line can name.
@@ -150,23 +151,23 @@ KINDS = {
 }
 
 
-def containers(case):
-    """Containers of ours that ended, and those of run folders that are gone."""
-    if case.settings.GYM_BACKEND == "local" and not docker_backend.note(case.settings).exists():
+def containers(case: Case) -> Finding | list[Finding]:
+    """Containers of ours that ended, and those whose run folder is gone."""
+    if case.settings.GYM_BACKEND == "local" and not container.note(case.settings).exists():
         return ok("GYM_BACKEND=local: no engine is asked")
     try:
-        client = docker_backend.connect()
-        with docker_backend.in_words("listing containers"):
-            all_ours = client.containers.list(all=True, filters={"label": docker_backend.RUN_LABEL})
+        client = container.connect()
+        with container.in_words("listing containers"):
+            ours = client.containers.list(all=True, filters={"label": container.RUN_LABEL})
     except Failure as fault:
         return ok(f"not asked: {str(fault).partition(';')[0]}")
-    left = [each for each in all_ours if _is_left(each, case.settings)]
-    found = [warn(f"container {each.name} ({each.status}) is left over", f"docker rm -f {each.name}") for each in left]
-    return found or ok(f"{len(all_ours)} containers of ours, none is left over")
+    left = [box for box in ours if _is_left(box, case.settings)]
+    findings = [warn(f"container {box.name} ({box.status}) is left over", f"docker rm -f {box.name}") for box in left]
+    return findings or ok(f"{len(ours)} containers of ours, none is left over")
 
 
-def _is_left(container, settings):
-    folder = container.labels[docker_backend.RUN_LABEL]
-    # Behind HOST_REPO_DIR the label may name a folder of another machine.
+def _is_left(box: Any, settings: Settings) -> bool:
+    folder = box.labels[container.RUN_LABEL]
+    # With HOST_REPO_DIR the label may name a folder of another machine.
     gone = settings.HOST_REPO_DIR is None and not Path(folder).is_dir()
-    return gone or (folder == own_processes.mark(settings) and container.status in ("exited", "dead"))
+    return gone or (folder == own_processes.mark(settings) and box.status in ("exited", "dead"))

@@ -1,8 +1,10 @@
 """This machine: Python and the set-up, tools, disk, memory, open files, shared memory, ports.
 
-The bounds on memory and disk are what a smoke run was seen to take, with room to spare; a machine
-just above them may still be slow.
+Guarantees: nothing is bound or written. The bounds on memory and disk are what a smoke run was seen to take, with room
+to spare; a machine just above them may still be slow.
 """
+
+from __future__ import annotations
 
 import errno
 import os
@@ -13,14 +15,11 @@ import subprocess
 from pathlib import Path
 from shlex import quote
 
-from checks.probe import fail, failed, ok, temporary_folder, warn
+from checks.probe import Case, Finding, fail, failed, ok, temporary_folder, warn
 from common.failure import Failure
-from common.settings import ROOT
-from servers import graph as servers_graph
+from common.settings import ROOT, Settings
+from servers import container, graph, private_ray, processes, tree
 from servers import ports as server_ports
-from servers import private_ray, processes
-from servers import tree as gym_tree
-from servers.processes import run_folder
 
 SETUP_LOOK_S = 60
 MB = 1 << 20
@@ -32,35 +31,31 @@ FILES_OWN, FILES_A_TRIAL = 256, 4
 OBJECT_STORE_MB = 100
 
 
-def python(case):
+def python(case: Case) -> Finding:
     """The Python and packages of this clone, as scripts/setup.sh itself judges them."""
-    looked = subprocess.run(
-        [str(ROOT / "scripts" / "setup.sh"), "--look"], capture_output=True, text=True, timeout=SETUP_LOOK_S
-    )
-    if looked.returncode:
-        message = (looked.stderr.strip().splitlines() or ["error: set-up: said nothing"])[-1]
+    command = [str(ROOT / "scripts" / "setup.sh"), "--look"]
+    setup = subprocess.run(command, capture_output=True, text=True, timeout=SETUP_LOOK_S)
+    if setup.returncode:
+        message = (setup.stderr.strip().splitlines() or ["error: set-up: said nothing"])[-1]
         return failed(message.removeprefix("error: set-up: ").replace("cure: ", ""))
-    said = dict(reversed(line.split(" ", 1)) for line in looked.stdout.splitlines())
-    if said.get("packages") != "ready":
-        found = next(name for name, kind in said.items() if kind == "python")
-        return ok(f"set-up not made yet, {found} fits; make setup, or any stage, makes it")
-    if said.get("patches") != "ready":
+    lines = [line.split(" ", 1) for line in setup.stdout.splitlines()]
+    ready = [part for state, part in lines if state == "ready"]
+    if "packages" not in ready:
+        fitting = next(path for state, path in lines if state == "python")
+        return ok(f"set-up not made yet, {fitting} fits; make setup, or any stage, makes it")
+    if "patches" not in ready:
         return ok("packages as locked; patches are applied by the next stage")
-    return _patched()
-
-
-def _patched():
     try:
-        tree = gym_tree.installed_tree()
+        folder = tree.installed_tree()
     except Failure:
         return ok("packages as locked and patched in .venv; this is another Python")
-    if gym_tree.tree_state(tree, gym_tree.read_sums()) != "patched":
-        return fail(f"{tree} is not patched", gym_tree.REINSTALL)
+    if tree.tree_state(folder, tree.read_sums()) != "patched":
+        return fail(f"{folder} is not patched", tree.REINSTALL)
     return ok(f"Python {platform.python_version()}, packages as locked, NeMo Gym patched")
 
 
-def tools(case):
-    """Programs on PATH: git, make and bash; uv and docker are good to have."""
+def tools(case: Case) -> Finding:
+    """Programs on PATH: git, make and bash are needed; uv and docker are useful."""
     missing = [name for name in ("git", "make", "bash") if not shutil.which(name)]
     if missing:
         return fail(f"not on PATH: {', '.join(missing)}", f"apt-get install {' '.join(missing)}")
@@ -69,27 +64,25 @@ def tools(case):
     return ok("; ".join(["git, make and bash are there", *absent]))
 
 
-def disk(case):
+def disk(case: Case) -> Finding | list[Finding]:
     """Room and the right to write in every folder that is written to."""
-    s = case.settings
-    folders = {"RUN_DIR": s.RUN_DIR, "DATA_ROOT": s.DATA_ROOT, "TMPDIR": temporary_folder()}
+    s, temporary = case.settings, temporary_folder()
+    folders = {"RUN_DIR": s.RUN_DIR, "DATA_ROOT": s.DATA_ROOT, "TMPDIR": temporary}
     folders |= {"EXP_DIR": s.EXP_DIR} if case.trains or case.stage in ("", "smoke") else {}
-    found = [room(name, folder) for name, folder in folders.items()]
-    if not folders["TMPDIR"].is_dir():  # which nobody makes
-        found.append(_no_temporary(folders["TMPDIR"]))
-    return [each for each in found if each.verdict != "ok"] or ok(", ".join(each.what for each in found))
+    findings = [room(name, folder) for name, folder in folders.items()]
+    if not temporary.is_dir():  # no stage makes it
+        what = f"TMPDIR={temporary} is no folder: programs fail, or use another"
+        findings.append(warn(what, f"mkdir -p {quote(str(temporary))}"))
+    bad = [finding for finding in findings if finding.verdict != "ok"]
+    return bad or ok(", ".join(finding.what for finding in findings))
 
 
-def _no_temporary(folder):
-    return warn(f"TMPDIR={folder} is no folder: programs fail, or use another", f"mkdir -p {quote(str(folder))}")
-
-
-def room(name, folder, needed_mb=DISK_LEAST_MB, ample_mb=DISK_AMPLE_MB):
-    """A Finding about the folder of a variable, or the nearest one above it that exists."""
+def room(name: str, folder: Path, needed_mb: int = DISK_LEAST_MB, ample_mb: int = DISK_AMPLE_MB) -> Finding:
+    """A Finding about the folder of a variable, or the nearest folder above it that exists."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     elsewhere = f"set {name} to another disk"
     disk = os.statvfs(there)
-    # A file system of the kernel's own has no blocks; root may write in it as far as modes tell.
+    # Pseudo file systems such as /proc have no blocks, and their modes claim that root may write.
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or not disk.f_blocks:
         return fail(f"{there} cannot be written to", f"set {name} to a folder that can be written")
     free, text = disk.f_bavail * disk.f_frsize // MB, f"{name} {disk.f_bavail * disk.f_frsize / 1e9:.1f} GB free"
@@ -102,38 +95,38 @@ def room(name, folder, needed_mb=DISK_LEAST_MB, ample_mb=DISK_AMPLE_MB):
     return ok(text)
 
 
-def memory(case):
-    """What is available here, by the machine and by the limit of the container we may run in."""
+def memory(case: Case) -> Finding:
+    """What is available here, by the machine and by the limit of the container that we may run in."""
     if case.ours:
         return ok(f"{available_mb() / 1000:.1f} GB available, servers of this clone run")
     return memory_finding(available_mb())
 
 
-def memory_finding(available):
+def memory_finding(available: int) -> Finding:
     text = f"{available / 1000:.1f} GB of memory available"
+    cure = "end other programs, or take a larger machine"
     if available < MEMORY_LEAST_MB:
-        return fail(f"{text}, {MEMORY_LEAST_MB / 1000:g} GB needed", "end other programs, or take a larger machine")
-    if available < MEMORY_AMPLE_MB:
-        return warn(f"{text}; graph and rehearsal take most of that", "end other programs, or take a larger machine")
-    return ok(text)
+        return fail(f"{text}, {MEMORY_LEAST_MB / 1000:g} GB needed", cure)
+    return warn(f"{text}; graph and rehearsal take most of that", cure) if available < MEMORY_AMPLE_MB else ok(text)
 
 
-def available_mb(root=Path("/")):
+def available_mb(root: Path = Path("/")) -> int:
     fields = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
-    found = [int(fields["MemAvailable"].split()[0]) // 1024]
+    available = int(fields["MemAvailable"].split()[0]) // 1024
+    group = root / "sys/fs/cgroup"
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
-            group = root / "sys/fs/cgroup"
-            found.append((int((group / limit).read_text()) - int((group / used).read_text())) // MB)
+            left = int((group / limit).read_text()) - int((group / used).read_text())
         except (OSError, ValueError):  # no such limit
             continue
-    return max(0, min(found))
+        available = min(available, left // MB)
+    return max(0, available)
 
 
-def open_files(case):
+def open_files(case: Case) -> Finding:
     """The limit on open files, as far as the servers can raise it, against the trials that may run and wait."""
     s = case.settings
     soft, hard = processes.open_files_to_be_had()
@@ -150,49 +143,47 @@ def open_files(case):
     return ok(f"{soft} open files allowed")
 
 
-def shared_memory(case, folder=Path("/dev/shm")):
+def shared_memory(case: Case, folder: Path = Path("/dev/shm")) -> Finding:
     """Room in /dev/shm for the objects of two Rays."""
     if not folder.is_dir():
         return warn(f"no {folder}: Ray keeps its objects on disk", f"mount a tmpfs at {folder}")
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize // MB
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize // MB
     if free < 2 * OBJECT_STORE_MB and not case.ours:
-        return warn(
-            f"{folder} has {free} MB free, two Rays take {OBJECT_STORE_MB} MB each: they use the disk instead",
-            "give the container more (--shm-size), or remove what is in it",
-        )
+        what = f"{folder} has {free} MB free, two Rays take {OBJECT_STORE_MB} MB each: they use the disk instead"
+        return warn(what, "give the container more (--shm-size), or remove what is in it")
     return ok(f"{folder} has {free / 1000:.1f} GB free")
 
 
 # --- ports ---------------------------------------------------------------------------------
 
 
-def ports(case):
+def ports(case: Case) -> Finding | list[Finding]:
     """Each port of the graph and of the rehearsal: outside the kernel's range, and free or held by ours."""
     s, wanted = case.settings, _wanted(case)
     faults = _unfit(s, wanted) + _taken(case, wanted)
     count = len({number for numbers, _, _ in wanted for number in numbers})
-    running = "free or held by this clone's servers" if case.ours else "free"
-    return faults or ok(f"{count} ports from {s.GYM_BASE_PORT} on and {s.GYM_RAY_PORT} are {running}")
+    state = "free or held by this clone's servers" if case.ours else "free"
+    return faults or ok(f"{count} ports from {s.GYM_BASE_PORT} on and {s.GYM_RAY_PORT} are {state}")
 
 
-def _wanted(case):
-    """What would be bound on this machine, as `gym_up.graph_ports` has it."""
+def _wanted(case: Case) -> list[tuple[list[int], str, str]]:
+    """What would be bound on this machine, as `graph.graph_ports` has it."""
     s = case.settings
     in_engine = s.HOST_REPO_DIR and s.GYM_BACKEND != "local"  # whose ports are another machine's
     elsewhere = case.stage == "smoke" and s.RAY_ADDRESS and not case.gym_is_here
-    graph = [] if in_engine or elsewhere else servers_graph.graph_ports(s)
+    wanted = [] if in_engine or elsewhere else graph.graph_ports(s)
     if s.RAY_ADDRESS or case.stage == "gym-up":
-        return graph
-    return [*graph, (private_ray.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
+        return wanted
+    return [*wanted, (private_ray.PrivateRay(s, "rehearsal").ports(), "GYM_BASE_PORT", "127.0.0.1")]
 
 
-def _unfit(settings, wanted):
+def _unfit(settings: Settings, wanted: list[tuple[list[int], str, str]]) -> list[Finding]:
     """A Finding for each variable whose ports no process should have."""
-    faults = {}
+    faults: dict[str, Finding] = {}
     for numbers, variable, _ in wanted:
         try:
-            servers_graph.refuse_overlap(settings)
+            graph.refuse_overlap(settings)
             for number in numbers:
                 server_ports.refuse_ephemeral(number, variable)
         except Failure as fault:
@@ -200,61 +191,56 @@ def _unfit(settings, wanted):
     return list(dict.fromkeys(faults.values()))
 
 
-def _taken(case, wanted):
-    """A Finding for each process of others on a port that ours would bind."""
+def _taken(case: Case, wanted: list[tuple[list[int], str, str]]) -> list[Finding]:
+    """A Finding for each process of others on a port that ours would bind; processes of one graph count as one."""
     held = _held(case.settings, wanted)
     if not held or _in_container(case):
         return []
-    return _named(held, {number: variable for numbers, variable, _ in wanted for number in numbers})
+    variables = {number: variable for numbers, variable, _ in wanted for number in numbers}
+    holders = {}
+    for inode, numbers in held.items():
+        process = server_ports.listener({inode})
+        folder = process and processes.run_folder(process)
+        holders.setdefault(folder or (process and process.pid), (process, folder, []))[2].extend(numbers)
+    return [_holder(process, folder, sorted(set(numbers)), variables) for process, folder, numbers in holders.values()]
 
 
-def _held(settings, wanted):
-    """{inode: ports} of others' sockets that are in the way of a bind."""
-    hosts = {}
+def _held(settings: Settings, wanted: list[tuple[list[int], str, str]]) -> dict[str, list[int]]:
+    """{inode: ports} of others' sockets that prevent a bind."""
+    hosts: dict[int, set[str]] = {}
     for numbers, _, host in wanted:
         for number in numbers:
             hosts.setdefault(number, set()).add(host)
-    # Looked at before our processes, and again at the end: servers of ours may start and end meanwhile.
+    # Sockets are listed before our processes and again at the end: servers of ours may start and end meanwhile.
     listening = [(port, inode) for _, port, inode in server_ports.listening() if port in hosts]
     own = set().union(*map(server_ports.sockets_of, processes.ours(settings)))
     ours = {port for port, inode in listening if inode in own}
     held = {}
     for port, inode in listening:
-        # Which addresses are in each other's way, the kernel knows best.
+        # Only the kernel knows which addresses exclude each other.
         if port not in ours and any(server_ports.why_unbound(host, port) == errno.EADDRINUSE for host in hosts[port]):
             held.setdefault(inode, []).append(port)
     still = {inode for _, _, inode in server_ports.listening()}
-    return {inode: ports for inode, ports in held.items() if inode in still}
+    return {inode: numbers for inode, numbers in held.items() if inode in still}
 
 
-def _in_container(case):
-    """Whether the ports are those of this clone's own container, whose processes are not to be looked at."""
-    from servers import container
-
+def _in_container(case: Case) -> bool:
+    """Whether this clone's own container has the ports; its processes cannot be looked at."""
     if not container.note(case.settings).exists():
         return False
     try:
-        return any(each.status == "running" for each in container.ours(container.connect(), case.settings))
+        return any(box.status == "running" for box in container.ours(container.connect(), case.settings))
     except Failure:
         return False
 
 
-def _named(held, variables):
-    """One Finding a holder; all processes of one graph are one holder."""
-    holders = {}
-    for inode, numbers in held.items():
-        process = server_ports.listener({inode})
-        folder = process and run_folder(process)
-        holders.setdefault(folder or (process and process.pid), (process, folder, []))[2].extend(numbers)
-    return [_holder(process, folder, sorted(set(numbers)), variables) for process, folder, numbers in holders.values()]
-
-
-def _holder(process, folder, numbers, variables):
+def _holder(
+    process: processes.Process | None, folder: str | None, numbers: list[int], variables: dict[int, str]
+) -> Finding:
     shown = f"port{'s' if numbers[1:] else ''} {', '.join(map(str, numbers[:5]))}{' ...' if numbers[5:] else ''}"
     names = " or ".join(sorted({variables[number] for number in numbers}))
     if process is None:
         return fail(f"{shown} taken by a process that may not be looked at", f"end it, or set {names}")
-    text = f"{shown} taken by {process}"
     if folder:
-        return fail(f"{text} (the graph of {folder})", f"end it there (make stop), or set {names}")
-    return fail(text, f"end it, or set {names}")
+        return fail(f"{shown} taken by {process} (the graph of {folder})", f"end it there (make stop), or set {names}")
+    return fail(f"{shown} taken by {process}", f"end it, or set {names}")

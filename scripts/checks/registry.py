@@ -1,21 +1,24 @@
-"""The doctor's checks, the stages each belongs to, and how they are run.
+"""The doctor's checks, the stages that each belongs to, and how they run.
 
-Guarantees: all checks run at once; one that breaks becomes a finding and stops no other; one that
-gives no answer in time is given up and reported as such.
+Guarantees: all checks run at once; a check that breaks becomes a finding and stops no other; a check that gives no
+answer in time is given up and reported as such.
 """
+
+from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from checks import files, graph, leftovers, machine, network, trainer
-from checks import variables as named
-from checks.probe import FAIL, OK, WARN, Case, Finding, failed, warn
+from checks import files, graph, leftovers, machine, network, trainer, variables
+from checks.probe import FAIL, WARN, Case, Finding, failed, warn
 from common import failure, terminal
 from common.failure import Failure
+from common.settings import Settings
 
-# Few checks take a second; on a machine that is very busy the look for a Python takes many.
+# Few checks take a second; on a busy machine the search for a Python takes many.
 LIMIT_S = 20
 RUNS_GRAPH = ("gym-up", "smoke", "bench")
 RUNS_JOBS = ("smoke", "train")
@@ -24,7 +27,7 @@ STAGES = (
     "setup", "data", "model", "image", "gym-up", "verify", "smoke", "relax", "ray-up", "train", "accept",
     *MEASURES, "bench",
 )  # fmt: skip
-# Scripts with another name than their stage's.
+# Scripts whose name differs from their stage's.
 SCRIPTS = {
     "prepare_data": "data", "fetch_model": "model", "build_image": "image", "fetch_relax": "relax",
     "verify_verifier": "verify", "verify_trial": "verify",
@@ -32,21 +35,21 @@ SCRIPTS = {
 
 
 class Check(NamedTuple):
-    """`stages` it belongs to (empty: all of them); `starts` those that make it themselves as they start."""
+    """`stages` it belongs to (empty: all of them); `starts` those that run it themselves as they start."""
 
     name: str
-    look: object
-    stages: tuple = ()
-    starts: tuple = ()
+    look: Callable[[Case], Finding | list[Finding]]
+    stages: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
 
-    def belongs_to(self, case):
+    def belongs_to(self, case: Case) -> bool:
         return not case.stage or not self.stages or not case.stages.isdisjoint(self.stages)
 
 
 CHECKS = (
-    Check("variables", named.values),
-    Check("misspelt variables", named.misspelt, (), ("gym-up", "train", *MEASURES)),
-    Check("secrets", named.secrets, ("gym-up", "smoke", "train", "eval"), ("gym-up", "train", "eval")),
+    Check("variables", variables.values),
+    Check("misspelt variables", variables.misspelt, (), ("gym-up", "train", *MEASURES)),
+    Check("secrets", variables.secrets, ("gym-up", "smoke", "train", "eval"), ("gym-up", "train", "eval")),
     Check("python", machine.python),
     Check("tools", machine.tools),
     Check("disk", machine.disk, (), ("data", "gym-up", "train", *MEASURES)),
@@ -54,15 +57,15 @@ CHECKS = (
     Check("open files", machine.open_files, RUNS_GRAPH, ("gym-up",)),
     Check("shared memory", machine.shared_memory, RUNS_GRAPH, ("gym-up",)),
     Check("ports", machine.ports, RUNS_GRAPH, ("gym-up", "smoke")),
-    Check("proxies", named.proxies, ("data", "model", "image", "relax", "eval", *RUNS_JOBS), ("image",)),
+    Check("proxies", variables.proxies, ("data", "model", "image", "relax", "eval", *RUNS_JOBS), ("image",)),
     Check("gateway address", network.gym_host, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES), ("gym-up",)),
     Check("callback networks", network.callbacks, (*RUNS_GRAPH, "train", "eval"), ("gym-up",)),
-    Check("token", named.token, (*RUNS_GRAPH, "train", *MEASURES), ("gym-up",)),
+    Check("token", variables.token, (*RUNS_GRAPH, "train", *MEASURES), ("gym-up",)),
     Check("task rows", files.task_rows, ("data", *RUNS_JOBS, *MEASURES)),
     Check("model", files.model, ("model", "train")),
     Check("room for the model", files.room_for_model, ("model",), ("model",)),
     Check("docker", graph.engine, ("image", *RUNS_GRAPH)),
-    Check("graph", graph.graph, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES)),
+    Check("graph", graph.running, (*RUNS_GRAPH, "verify", "train", "accept", *MEASURES)),
     Check("head server", graph.head_server, (*RUNS_GRAPH, "verify")),
     Check("listeners", graph.exposed, (*RUNS_GRAPH, "verify")),
     Check("endpoint", network.endpoint, ("smoke", "eval"), ("smoke",)),
@@ -81,62 +84,61 @@ CHECKS = (
 )
 
 
-def examine(check, case):
-    """The Findings of one check; whatever it raises becomes one."""
+def examine(check: Check, case: Case) -> list[Finding]:
+    """The Findings of a check; whatever it raises becomes a Finding."""
     try:
-        found = check.look(case)
+        findings = check.look(case)
     except Failure as fault:
-        return [failed(fault)]
+        findings = failed(fault)
     except ModuleNotFoundError as error:
-        return [warn(f"not looked at: it needs the package {error.name}", "make setup")]
+        findings = warn(f"not looked at: it needs the package {error.name}", "make setup")
     except Exception as error:
-        # A doctor that dies of one odd machine says nothing about the rest of it.
-        return [
-            warn(
-                f"not looked at: {type(error).__name__}: {' '.join(str(error).split())[:160]}", "make setup; report it"
-            )
-        ]
-    return [found] if isinstance(found, Finding) else found
+        # The other checks must still report on an odd machine.
+        what = f"not looked at: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        findings = warn(what, "make setup; report it")
+    return [findings] if isinstance(findings, Finding) else findings
 
 
-def examine_all(checks, case, limit_s=LIMIT_S):
-    """Make the checks at once, each given up after `limit_s`: [(check, Findings)] in their order."""
-    answers, found = queue.Queue(), {}
+def examine_all(checks: Sequence[Check], case: Case, limit_s: float = LIMIT_S) -> list[tuple[Check, list[Finding]]]:
+    """Run the checks at once, each given up after `limit_s`: [(check, Findings)] in their order."""
+    answers, results = queue.Queue(), {}
     for check in checks:
-        # Daemons: one that hangs in the system's resolver must not hold the end.
+        # Daemons: a check that hangs in the system's resolver must not delay the end.
         threading.Thread(target=lambda c=check: answers.put((c, examine(c, case))), daemon=True).start()
     end = time.monotonic() + limit_s
-    while len(found) < len(checks):
+    while len(results) < len(checks):
         try:
             check, findings = answers.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
-        found[check] = findings
+        results[check] = findings
     silent = [warn(f"no answer within {limit_s} s", "see whether what it asks hangs; then again")]
-    return [(check, found.get(check, silent)) for check in checks]
+    return [(check, results.get(check, silent)) for check in checks]
 
 
-def told(finding):
-    """What was found and what cures it, in one line whatever the names in it hold."""
+def sentence(finding: Finding) -> str:
+    """What is wrong and how to fix it, in one line whatever the names in it hold."""
     return failure.one_line(f"{finding.what}; {finding.cure}" if finding.cure else finding.what)
 
 
-def shown(check, finding):
-    return f"{finding.verdict:<5} {check.name + ':':<21}{told(finding)}"
+def shown(check: Check, finding: Finding) -> str:
+    return f"{finding.verdict:<5} {check.name + ':':<21}{sentence(finding)}"
 
 
-def stage_of(script):
-    """The stage that scripts/SCRIPT.py is; none of STAGES where it is none with checks."""
+def stage_of(script: str) -> str:
+    """The stage that scripts/SCRIPT.py is; not in STAGES if that stage has no checks."""
     return SCRIPTS.get(script, script.replace("_", "-"))
 
 
-def at_start(stage, settings, tell=terminal.say):
-    """Make a stage's own cheap checks as it starts: tell what they warn of. Raises Failure where one fails."""
+def at_start(stage: str, settings: Settings, tell: Callable[[str], None] = terminal.say) -> None:
+    """Run a stage's own quick checks as it starts and tell their warnings. Raises Failure where a check fails."""
     results = examine_all([check for check in CHECKS if stage in check.starts], Case(settings, stage))
-    found = [(check, finding) for check, findings in results for finding in findings if finding.verdict != OK]
-    for check, finding in found:
-        if finding.verdict == WARN:
-            tell(shown(check, finding))
-    faults = [f"{check.name}: {told(finding)}" for check, finding in found if finding.verdict == FAIL]
+    faults = []
+    for check, findings in results:
+        for finding in findings:
+            if finding.verdict == WARN:
+                tell(shown(check, finding))
+            elif finding.verdict == FAIL:
+                faults.append(f"{check.name}: {sentence(finding)}")
     if faults:
         raise Failure("\nerror: ".join(faults))

@@ -179,13 +179,18 @@ class Job:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def jobs_folder(run_dir: Path) -> Path:
+    """Where the jobs of this clone are on record."""
+    return run_dir / "jobs"
+
+
 def open_job(run_dir: Path, dashboard: Dashboard, kind: str = "rehearsal", python: str | Path = sys.executable) -> Job:
     """A new job with a unique id, on record in a folder that only its owner can enter, not yet submitted.
 
     `python` is one on the cluster's head that has the cluster's Ray.
     """
     submission_id = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}"
-    folder = run_dir / "jobs" / submission_id
+    folder = jobs_folder(run_dir) / submission_id
     folder.mkdir(mode=0o700, parents=True)
     (folder / "dashboard").write_text(f"{dashboard.url}\n{python}\n", encoding="utf-8")
     return Job(dashboard, folder, submission_id, str(python))
@@ -193,7 +198,7 @@ def open_job(run_dir: Path, dashboard: Dashboard, kind: str = "rehearsal", pytho
 
 def open_jobs(run_dir: Path) -> list[Job]:
     """The jobs on record, whose end nobody has seen."""
-    paths = sorted((run_dir / "jobs").glob("*/dashboard"))
+    paths = sorted(jobs_folder(run_dir).glob("*/dashboard"))
     records = [(path.parent, path.read_text(encoding="utf-8").splitlines()) for path in paths]
     return [Job(Dashboard(lines[0]), folder, folder.name, *lines[1:2]) for folder, lines in records if lines]
 

@@ -1,4 +1,9 @@
-"""The figures of audit.py as one SVG: floor and ceiling by category, and how many calls ground truths have."""
+"""The figures of an audit as one SVG: floor and ceiling by category, and how many calls ground truths have.
+
+Guarantees: the picture loads nothing, and text from rows is escaped in it.
+"""
+
+from typing import Any
 
 from common.svg import bar, document, text
 from policy.model_api import TURNS_WITH_CALLS
@@ -7,13 +12,13 @@ LEFT, WIDTH, STEP = 330, 420, 24
 WITHIN, BEYOND, FREE = "#2a7", "#c63", "#bbb"
 
 
-def svg(result):
+def svg(result: dict[str, Any]) -> str:
     """The whole picture as text."""
     lines, y = [text(10, 24, "Rows by category", weight="bold")], 24
     lines.append(text(LEFT, y, "grey: doing nothing earns 1 · orange: more calls than turns", size=11))
-    for name, one in result["categories"].items():
+    for name, figures in result["categories"].items():
         y += STEP
-        lines += category(y, name.removeprefix("workplace_assistant_"), one)
+        lines += category(y, name.removeprefix("workplace_assistant_"), figures)
     y += 2 * STEP
     lines.append(text(10, y, "Rows by calls of the ground truth", weight="bold"))
     most = max(result["ground_truth_calls"].values())
@@ -25,13 +30,13 @@ def svg(result):
     return document(LEFT + WIDTH + 90, y + STEP, lines)
 
 
-def category(y, name, one):
-    """One bar as wide as all rows of the category, its parts in colour: floor first, over the steps last."""
-    floor, over = (WIDTH * one[key] / one["rows"] for key in ("floor", "over_steps"))
+def category(y: int, name: str, figures: dict[str, Any]) -> list[str]:
+    """A bar as wide as all rows of the category: the floor at its left end, rows over the steps at its right."""
+    floor, over = (WIDTH * figures[key] / figures["rows"] for key in ("floor", "over_steps"))
     return [
         text(10, y, name),
         bar(LEFT, y - 12, WIDTH, 15, WITHIN),
         bar(LEFT, y - 12, floor, 15, FREE),
-        bar(f"{LEFT + WIDTH - over:.1f}", y - 12, over, 15, BEYOND),
-        text(LEFT + WIDTH + 6, y, f"{one['rows']} rows", size=11),
+        bar(round(LEFT + WIDTH - over, 1), y - 12, over, 15, BEYOND),
+        text(LEFT + WIDTH + 6, y, f"{figures['rows']} rows", size=11),
     ]

@@ -1,26 +1,31 @@
-"""What any policy's pass rate stands between: rows that doing nothing solves, and rows that fit the agent's steps.
+"""The bounds of any policy's pass rate: rows that doing nothing solves, and rows that fit the agent's steps.
 
-Guarantees: the floor is the real verifier's word on each row, or None where the resource server is
-not on this machine or does not answer for all rows; it is never guessed. Both are of the rows
-that are evaluated, each once. What the steps allow is said for policies of one call a turn.
+Guarantees:
+- The floor is the real verifier's answer for each row. It is None where the resource server is not on this machine or
+  does not answer for all rows; it is never guessed.
+- Both bounds are of the rows that are evaluated, each counted once. The ceiling holds for policies of one call a turn.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from common.failure import Failure
+from common.settings import Settings
 from evaluation import audit_checks
+from evaluation.audit_result import share
 from inputs import row_facts
+from inputs.rows import Row
 
 AT_ONCE = 3
 
 
-def bounds(settings, task_rows):
-    """{"floor": {"rows", "share"} or None, "ceiling": {"rows", "share"}}."""
-    fitting = sum(map(row_facts.fits_steps, task_rows))
-    return {"floor": floor(settings, task_rows), "ceiling": share(fitting, task_rows)}
+def bounds(settings: Settings, task_rows: Sequence[Row]) -> dict[str, Any]:
+    """{"floor": {"rows", "share"} or None, "ceiling": {"rows", "share"}}; a share is of all rows, 0..1."""
+    return {"floor": floor(settings, task_rows), "ceiling": share(task_rows, row_facts.fits_steps)}
 
 
-def floor(settings, task_rows):
+def floor(settings: Settings, task_rows: Sequence[Row]) -> dict[str, float] | None:
     """Rows on which doing nothing earns 1, or None."""
     if settings.gateway_urls != [settings.local_url("gateway")]:
         return None
@@ -30,8 +35,4 @@ def floor(settings, task_rows):
             rewards = list(pool.map(lambda row: verifier.reward(audit_checks.without_tools(row), []), task_rows))
     except Failure:
         return None
-    return share(sum(rewards), task_rows)
-
-
-def share(count, task_rows):
-    return {"rows": count, "share": count / len(task_rows)}
+    return share(rewards, bool)

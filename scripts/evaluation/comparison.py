@@ -1,15 +1,19 @@
-"""What two sets of samples say of their difference: by row where rows are known, as two groups where not.
+"""What two sets of samples say about their difference: row by row where rows are known, otherwise as two groups.
 
-Guarantees: a sample without a reward is never a 0; a row that has no sample on one side is left out of
-the difference and named, and how far all missing samples together could move it is told beside
-it; a difference is called shown only if the test at 5 % says so, whatever the interval; of several
-categories only what Holm's correction leaves is claimed. Rewards lie in 0..1. Pure; the
-formulas are in paired.py.
+Guarantees:
+- A sample without a reward is never a 0. A row without samples on one side is left out and named, and so is how far all
+  missing samples together could move the difference.
+- A difference is claimed only if the test at 5 % is significant, whatever the interval shows; of several categories
+  only those that Holm's correction leaves.
+- Rewards lie in 0..1. Pure: the formulas are in significance.py.
 """
 
+from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 from evaluation import significance
+from evaluation.files import Evaluation
 
 LEVEL = 0.05
 
@@ -17,99 +21,93 @@ LEVEL = 0.05
 class Pair:
     """One row on both sides: rewards before and after, and how many samples each side lacks."""
 
-    def __init__(self, item):
+    def __init__(self, item: dict[str, Any]) -> None:
         self.row, self.row_id, self.category = item["row"], item["row_id"], item["category"]
-        self.before, self.after = [], []
+        self.before: list[float] = []
+        self.after: list[float] = []
         self.missing = {"before": 0, "after": 0}
 
-    def whole(self):
+    def whole(self) -> bool:
         return bool(self.before and self.after)
 
-    def difference(self):
+    def difference(self) -> float:
         return fmean(self.after) - fmean(self.before)
 
-    def difference_if(self, bad):
+    def difference_if(self, bad: float) -> float:
         """The difference, had the missing samples earned `bad` after and 1 - `bad` before."""
         after = [*self.after, *[bad] * self.missing["after"]]
         return fmean(after) - fmean([*self.before, *[1 - bad] * self.missing["before"]])
 
-    def told(self):
+    def told(self) -> dict[str, Any]:
         return {"row": self.row, "row_id": self.row_id, "category": self.category}
 
 
-def missing(evaluation):
+def missing(evaluation: Evaluation) -> list[dict[str, Any]]:
     """The samples without a reward, [{"row", "row_id", "category", "repeat", "why"}].
 
-    Those that failed, and for an evaluation those that never ran: its configuration tells how many there are.
+    Those that failed, and those of an evaluation that never ran: its configuration tells how many there are.
     """
     failed = {(item["row"], item["repeat"]): item for item in evaluation.failures}
     places = set(failed)
     if config := evaluation.config:
         done = {(item["row"], item["repeat"]) for item in evaluation.samples}
         places = {(row, repeat) for row in range(config["rows"]["count"]) for repeat in range(config["repeats"])} - done
-    return [_missing(*place, failed.get(place)) for place in sorted(places)]
+    never_run = {"row_id": None, "category": None, "status": "not run", "error": None}
+    samples = []
+    for row, repeat in sorted(places):
+        item = failed.get((row, repeat), never_run)
+        why = (item.get("error") or {}).get("code", item["status"])
+        samples.append(
+            {"row": row, "row_id": item["row_id"], "category": item["category"], "repeat": repeat, "why": why}
+        )
+    return samples
 
 
-def _missing(row, repeat, failure):
-    item = failure or {"row_id": None, "category": None}
-    why = (item.get("error") or {}).get("code", item["status"]) if failure else "not run"
-    return {"row": row, "row_id": item["row_id"], "category": item["category"], "repeat": repeat, "why": why}
-
-
-def pairs(before, after, key):
-    """The rows of two sides, each (samples, missing samples): a list of Pair, in order; `key(sample)` tells a row."""
-    found, sides = {}, (("before", *before), ("after", *after))
-    for side, samples, _ in sides:
+def pairs(before: tuple, after: tuple, key: Callable[[Any], Any]) -> list[Pair]:
+    """The rows of two sides, in order; a side is (samples, missing samples), and `key(sample)` identifies the row."""
+    rows: dict[Any, Pair] = {}
+    for side, (samples, _) in (("before", before), ("after", after)):
         for item in samples:
-            getattr(found.setdefault(key(item), Pair(item)), side).append(item["reward"])
-    for side, _, lacking in sides:
+            getattr(rows.setdefault(key(item), Pair(item)), side).append(item["reward"])
+    for side, (_, lacking) in (("before", before), ("after", after)):
         for item in lacking:
-            found.setdefault(key(item), Pair(item)).missing[side] += 1
-    return [found[name] for name in sorted(found)]
+            rows.setdefault(key(item), Pair(item)).missing[side] += 1
+    return [rows[name] for name in sorted(rows)]
 
 
-def paired_result(rows):
+def paired_result(rows: list[Pair]) -> dict[str, Any] | None:
     """Figures for Pairs that have samples on both sides; None without any."""
-    if not rows:
-        return None
+    return _paired(rows) if rows else None
+
+
+def _paired(rows: list[Pair]) -> dict[str, Any]:
     differences = [pair.difference() for pair in rows]
-    up, down = (sum(sign * each > 0 for each in differences) for sign in (1, -1))
-    told = {
+    better, worse = (sum(sign * difference > 0 for difference in differences) for sign in (1, -1))
+    figures = {
         "rows": len(rows),
         "samples": sum(len(pair.before) + len(pair.after) for pair in rows),
         "base": fmean(fmean(pair.before) for pair in rows),
         "candidate": fmean(fmean(pair.after) for pair in rows),
         "difference": fmean(differences),
-        "better": up,
-        "worse": down,
+        "better": better,
+        "worse": worse,
     }
-    return told | (_single(rows, up, down) if _is_table(rows) else _several(differences))
+    if all(len(pair.before) == len(pair.after) == 1 and {*pair.before, *pair.after} <= {0, 1} for pair in rows):
+        both = sum(pair.before == pair.after == [1] for pair in rows)
+        interval = significance.newcombe(both, better, worse, len(rows) - both - better - worse)
+        p, method = significance.mcnemar(better, worse), "exact McNemar, Newcombe's interval"
+    else:
+        interval, p = significance.bootstrap(differences), significance.sign_flips(differences)
+        method = f"sign flips of row means, bootstrap over rows ({_draws()})"
+    return figures | {"low": interval[0], "high": interval[1], "p": p, "method": method}
 
 
-def _is_table(rows):
-    """Whether the rows are a table of four: one sample on each side, passed or not."""
-    return all(len(pair.before) == len(pair.after) == 1 and {*pair.before, *pair.after} <= {0, 1} for pair in rows)
+def _draws() -> str:
+    return f"{significance.RESAMPLES} draws, seed {significance.SEED}"
 
 
-def _single(rows, up, down):
-    both = sum(pair.before == pair.after == [1] for pair in rows)
-    low, high = significance.newcombe(both, up, down, len(rows) - both - up - down)
-    return {
-        "low": low,
-        "high": high,
-        "p": significance.mcnemar(up, down),
-        "method": "exact McNemar, Newcombe's interval",
-    }
-
-
-def _several(differences):
-    low, high = significance.bootstrap(differences)
-    method = f"sign flips of row means, bootstrap over rows ({significance.RESAMPLES} draws, seed {significance.SEED})"
-    return {"low": low, "high": high, "p": significance.sign_flips(differences), "method": method}
-
-
-def unpaired_result(base, candidate):
-    """Figures for two lists of samples whose rows cannot be told; samples with one `row` number are one group."""
+def unpaired_result(base: list, candidate: list) -> dict[str, Any]:
+    """Figures for two lists of samples whose rows are unknown; samples with the same `row` number form a group."""
     before, after = (_groups(samples) for samples in (base, candidate))
     low, high = significance.unpaired_interval(before, after)
     return {
@@ -121,111 +119,108 @@ def unpaired_result(base, candidate):
         "low": low,
         "high": high,
         "p": significance.unpaired_test(before, after),
-        "method": f"groups dealt anew, bootstrap of groups ({significance.RESAMPLES} draws, "
-        f"seed {significance.SEED}), not paired",
+        "method": f"groups dealt anew, bootstrap of groups ({_draws()}), not paired",
     }
 
 
-def _groups(samples):
-    found = {}
+def _groups(samples: list) -> list[float]:
+    """The mean reward of each group."""
+    groups: dict[int, list[float]] = {}
     for item in samples:
-        found.setdefault(item["row"], []).append(item["reward"])
-    return [fmean(rewards) for rewards in found.values()]
+        groups.setdefault(item["row"], []).append(item["reward"])
+    return [fmean(rewards) for rewards in groups.values()]
 
 
-def categories(rows):
-    """{category: figures, with "p_holm"} of Pairs; {} where there is only one."""
-    found = {}
+def categories(rows: list[Pair]) -> dict[str, dict[str, Any]]:
+    """{category: figures, with "p_holm"} of Pairs; {} where there is only one category."""
+    groups: dict[str, list[Pair]] = {}
     for pair in rows:
-        found.setdefault(str(pair.category), []).append(pair)
-    if len(found) < 2:
+        groups.setdefault(str(pair.category), []).append(pair)
+    if len(groups) < 2:
         return {}
-    figures = {name: paired_result(found[name]) for name in sorted(found)}
-    corrected = significance.holm([each["p"] for each in figures.values()])
-    return {name: each | {"p_holm": p} for (name, each), p in zip(figures.items(), corrected, strict=True)}
+    figures = {name: _paired(groups[name]) for name in sorted(groups)}
+    corrected = significance.holm([values["p"] for values in figures.values()])
+    return {name: figures[name] | {"p_holm": p} for name, p in zip(figures, corrected, strict=True)}
 
 
-def worst_case(rows):
-    """(low, high) of the difference, had the missing samples of the Pairs been as unkind, or as kind, as can be.
+def worst_case(rows: list[Pair]) -> tuple[float, float] | None:
+    """(low, high) of the difference, had the missing samples of the Pairs been as unkind, or as kind, as possible.
 
     None if none is missing. A row that one side never had is no missing sample.
     """
     if not any(count for pair in rows for count in pair.missing.values()):
         return None
     had = [pair for pair in rows if (pair.before or pair.missing["before"]) and (pair.after or pair.missing["after"])]
-    return tuple(fmean(pair.difference_if(bad) for pair in had) for bad in (0, 1))
+    return fmean(pair.difference_if(0) for pair in had), fmean(pair.difference_if(1) for pair in had)
 
 
-def flips(rows):
+def flips(rows: list[Pair]) -> dict[str, list[dict[str, Any]]]:
     """{"better": [...], "worse": [...]}: the rows that changed, the largest change first."""
-    ordered = sorted(rows, key=lambda pair: (-abs(pair.difference()), pair.row))
-    return {
-        name: [
-            pair.told() | {"base": pair.before, "candidate": pair.after}
-            for pair in ordered
-            if sign * pair.difference() > 0
-        ]
-        for name, sign in (("better", 1), ("worse", -1))
-    }
+    changed = sorted((pair for pair in rows if pair.difference()), key=lambda pair: (-abs(pair.difference()), pair.row))
+    by_side = {"better": [], "worse": []}
+    for pair in changed:
+        row = pair.told() | {"base": pair.before, "candidate": pair.after}
+        by_side["better" if pair.difference() > 0 else "worse"].append(row)
+    return by_side
 
 
 # --- words ---------------------------------------------------------------------------------
 
 
-def points(value):
+def points(value: float) -> str:
     """A difference in percentage points."""
     return f"{100 * value:+.1f}"
 
 
-def verdict(figures, lacking=0, worst=None):
-    """One sentence. `lacking` samples are missing, of both sides, and `worst` is their worst case, if it is known."""
-    leaves_out_zero = not figures["low"] <= 0 <= figures["high"]
-    if figures["p"] < LEVEL:
+def verdict(figures: dict[str, Any], lacking: int = 0, worst: tuple[float, float] | None = None) -> str:
+    """One sentence. `lacking` samples of both sides are missing; `worst` is their worst case, if it is known."""
+    significant, excludes_zero = figures["p"] < LEVEL, not figures["low"] <= 0 <= figures["high"]
+    text = "No difference shown"
+    if significant:
         text = f"The candidate is {'better' if figures['difference'] > 0 else 'worse'} than the base"
-    else:
-        text = "No difference shown"
     text += (
         f": {points(figures['difference'])} points (95 % interval {points(figures['low'])} to "
         f"{points(figures['high'])}, p = {figures['p']:.2g}) over {_size(figures)}"
     )
-    if figures["p"] >= LEVEL:
-        text += _not_shown(figures, leaves_out_zero)
-    elif not leaves_out_zero:
-        text += "; the interval holds 0 all the same, so that the evidence is weak"
-    return text + _missing_words(figures, lacking, worst) + "."
+    if not significant:
+        text += _not_shown(figures, excludes_zero)
+    elif not excludes_zero:
+        text += "; the interval includes 0 all the same, so the evidence is weak"
+    return text + _missing_words(significant, lacking, worst) + "."
 
 
-def _size(figures):
+def _size(figures: dict[str, Any]) -> str:
     if "groups" in figures:
         return "{} and {} groups of samples that are not paired: other rows may be why".format(*figures["groups"])
     return f"{figures['rows']} rows"
 
 
-def _not_shown(figures, leaves_out_zero):
-    if leaves_out_zero:
-        return "; the interval leaves 0 out and the test does not, so that it takes more rows to tell"
-    size = significance.findable(figures["low"], figures["high"])
+def _not_shown(figures: dict[str, Any], excludes_zero: bool) -> str:
+    if excludes_zero:
+        return "; the interval excludes 0 but the test is not significant; more rows are needed"
+    size = significance.detectable(figures["low"], figures["high"])
     if size >= 1:
-        return ", which is not the same as none: so few samples can hardly show any"
+        return ", which does not prove equality: so few samples could hardly show any difference"
     return (
-        f", which is not the same as none: these data would show one of about {100 * size:.1f} points in 4 of 5 cases"
+        ", which does not prove equality: with 80 % power these data could detect a difference of about "
+        f"{100 * size:.1f} points"
     )
 
 
-def _missing_words(figures, lacking, worst):
+def _missing_words(significant: bool, lacking: int, worst: tuple[float, float] | None) -> str:
     if not lacking:
         return ""
     text = f"; left out without a reward: {lacking} sample(s)"
     if worst:
         text += f", which at their worst and best make it {points(worst[0])} and {points(worst[1])}"
-        text += ", and could undo it" if figures["p"] < LEVEL and worst[0] <= 0 <= worst[1] else ""
+        text += ", and could undo it" if significant and worst[0] <= 0 <= worst[1] else ""
     return text
 
 
-def category_words(found):
-    """What may be said of the categories, in one line; '' where there are none."""
-    if not found:
+def category_words(figures: dict[str, dict[str, Any]]) -> str:
+    """What may be claimed of the categories, in one line; '' where there are none."""
+    if not figures:
         return ""
-    shown = [name for name, each in found.items() if each["p_holm"] < LEVEL]
-    told = ", ".join(f"{name} {points(found[name]['difference'])}" for name in shown)
-    return f"By category, corrected for {len(found)} of them (Holm): {told or 'no difference shown in any'}."
+    claims = [f"{name} {points(values['difference'])}" for name, values in figures.items() if values["p_holm"] < LEVEL]
+    shown = ", ".join(claims) or "no difference shown in any"
+    return f"By category, corrected for {len(figures)} of them (Holm): {shown}."

@@ -1,15 +1,18 @@
-"""The folder of an evaluation: its configuration, its samples, its result; and rollout dumps in the same shape.
+"""The folder of an evaluation: its configuration, its samples, its result. Rollout dumps are read in the same shape.
 
-    config.json      what must match for a resumption or a comparison
-    rollouts.jsonl   one line a sample that earned a reward, with its whole trajectory
-    failures.jsonl   one line an attempt that ended without one
+    config.json      what must match to resume or to compare
+    rollouts.jsonl   a line for each sample with a reward, with its whole trajectory
+    failures.jsonl   a line for each attempt that ended without a reward
     result.json      {"config", "metrics", "failures", "times"}, written at the end
 
-Guarantees: a line is appended whole, and one that a kill or a full disk cut off at the end is
-dropped by who reads and by who goes on writing; any other broken line, and one whose fields are
-of another kind, is refused by file and line; config.json and result.json appear whole or not at
-all; who goes on writing has the configuration that was begun with; one process writes to a folder
-at a time. It computes no figure and never asks the network.
+Guarantees:
+- config.json and result.json appear whole or not at all; a line is appended whole.
+- Readers and a resumed writer drop a last line that was cut off. Any other broken line is refused by file and line, and
+  so is a field of the wrong type.
+- A folder has one writer at a time, and resumes only with the configuration that it was begun with.
+- Every sample of a dump is there once, with its reward or as a failure. A dump has no configuration, prompt or ground
+  truth; where it names neither row nor group, each sample is a row of its own.
+- No figure is computed here, and the network is not used.
 """
 
 import fcntl
@@ -17,94 +20,124 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple, TextIO, TypedDict
 
 from common.failure import Failure
 from common.files import write_whole
-from evaluation import eval_dump
-from evaluation.eval_dump import Evaluation
-from rollouts import dump, sample_fields
+from policy import transcript
+from rollouts import dump
+from rollouts.samples import FAILURE, SAMPLE, fit
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
 SAMPLE_KEYS = {"row", "row_id", "category", "repeat", "status", "reward", "output"}
 FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
-FIELDS = {ROLLOUTS: sample_fields.SAMPLE, FAILURES: sample_fields.FAILURE}
-# Where the rows lie may differ; what they are is told by their hash.
+NEEDED = {ROLLOUTS: SAMPLE_KEYS, FAILURES: FAILURE_KEYS}
+FIELDS = {ROLLOUTS: SAMPLE, FAILURES: FAILURE}
+# The rows may have moved: their hash tells whether they are the same.
 NOT_COMPARED = frozenset({"rows.path"})
 ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def folder_name(model, split):
-    """The name an evaluation gets where none is given: odd characters become dashes."""
+class Sample(TypedDict):
+    """A line of an evaluation; without a reward it may lack the fields that follow `reward`.
+
+    `row` and `repeat` count from 0; `error` may hold code, type, cause; `input` and `output` are Responses items.
+    """
+
+    row: int
+    row_id: Any
+    category: Any
+    repeat: int
+    request_id: str | None
+    status: Any
+    error: dict[str, Any] | None
+    seconds: float | None
+    reward: float | None
+    metrics: dict[str, Any] | None
+    usage: dict[str, Any] | None
+    input: Any
+    ground_truth: list[dict[str, Any]] | None
+    output: list[dict[str, Any]] | None
+
+
+class Evaluation(NamedTuple):
+    """What a folder or a dump holds: its configuration (None for a dump), samples with a reward, and those without."""
+
+    config: dict[str, Any] | None
+    samples: list[Sample]
+    failures: list[Sample]
+
+
+def folder_name(model: str, split: str) -> str:
+    """The default name of an evaluation; odd characters become dashes."""
     return ODD.sub("-", f"{model.rstrip('/').rpartition('/')[2]}-{split}").strip("-.") or "evaluation"
 
 
-def folder(data_root, name):
-    """Folder of the evaluation `name`. Raises Failure for a name that is no plain folder's."""
+def folder(data_root: Path, name: str) -> Path:
+    """Folder of the evaluation `name`. Raises Failure if the name is not that of a plain folder."""
     if ODD.search(name) or name.startswith((".", "-")):
-        raise Failure(
-            f"EVAL_NAME={name}: a name is letters, digits, '.', '_' and '-', and begins with none of the last"
-        )
-    return Path(data_root) / "eval" / name
+        raise Failure(f"EVAL_NAME={name}: use letters, digits, '.', '_' and '-', and begin with a letter, digit or '_'")
+    return data_root / "eval" / name
 
 
-def differences(old, new, prefix=""):
+def differences(old: dict, new: dict, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """[(dotted field, old value, new value)] of two configurations, where that matters; None for a missing key."""
-    found = []
+    changed = []
     for key in sorted(old.keys() | new.keys()):
         field, left, right = f"{prefix}{key}", old.get(key), new.get(key)
         if isinstance(left, dict) and isinstance(right, dict):
-            found += differences(left, right, f"{field}.")
+            changed += differences(left, right, f"{field}.")
         elif left != right and field not in NOT_COMPARED:
-            found.append((field, left, right))
-    return found
+            changed.append((field, left, right))
+    return changed
 
 
 # --- reading -------------------------------------------------------------------------------
 
 
-def read(path):
-    """Read an evaluation's folder, or a rollout dump's file: an Evaluation. Raises Failure."""
-    path = Path(path)
-    return read_folder(path) if path.is_dir() else eval_dump.evaluation(dump.read_dump(path))
+def read(path: Path) -> Evaluation:
+    """Read an evaluation's folder or a rollout dump's file. Raises Failure."""
+    return read_folder(path) if path.is_dir() else of_records(dump.read_dump(path))
 
 
-def read_folder(path):
-    """Read an evaluation, finished or not: the samples by (row, repeat), and the last failure of each that has none."""
+def read_folder(path: Path) -> Evaluation:
+    """Read an evaluation, finished or not: the samples by (row, repeat), and the last failure of those without any."""
     config = read_json(path / CONFIG)
     if config.get("format") != FORMAT:
         raise Failure(f"{path / CONFIG}: format {config.get('format')!r}; this clone reads format {FORMAT}")
-    samples = _by_place(read_lines(path / ROLLOUTS, SAMPLE_KEYS)[0])
-    failures = _by_place(read_lines(path / FAILURES, FAILURE_KEYS)[0])
-    left = {place: item for place, item in failures.items() if place not in samples}
-    return Evaluation(config, [samples[place] for place in sorted(samples)], [left[place] for place in sorted(left)])
+    samples = _by_place(read_lines(path / ROLLOUTS)[0])
+    failures = _by_place(read_lines(path / FAILURES)[0])
+    left = sorted(failures.keys() - samples.keys())
+    return Evaluation(config, [samples[place] for place in sorted(samples)], [failures[place] for place in left])
 
 
-def _by_place(records):
-    """{(row, repeat): record}, the last one of each."""
+def _by_place(records: list[Any]) -> dict[tuple[int, int], Any]:
+    """{(row, repeat): the last record of it}."""
     return {(item["row"], item["repeat"]): item for item in records}
 
 
-def read_json(path):
-    """One JSON object. Raises Failure."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises Failure."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; `make eval` writes one") from None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise Failure(f"{path}: not a JSON object")
-    return found
+    return value
 
 
-def read_lines(path, needed):
-    """(records, bytes they take) of a file of JSON objects with the keys `needed`; ([], 0) where there is none.
+def read_lines(path: Path) -> tuple[list[Any], int]:
+    """(records, bytes they take) of ROLLOUTS or FAILURES; ([], 0) without the file. Raises Failure with file and line.
 
-    A last line that was cut off is left out of both. Raises Failure with file and line.
+    A last line that was cut off is in neither.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -112,30 +145,68 @@ def read_lines(path, needed):
         return [], 0
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
-    records, size = [], 0
+    records, size, needed = [], 0, NEEDED[path.name]
     for number, line in enumerate(lines, 1):
         record = _parse(line)
         if record is None and number == len(lines):
             break
-        if record is None or not record.keys() >= needed or not sample_fields.fit(record, FIELDS[path.name]):
+        if record is None or not record.keys() >= needed or not fit(record, FIELDS[path.name]):
             raise Failure(f"{path}:{number}: not a line of an evaluation")
         records.append(record)
         size += len(line)
     return records, size
 
 
-def _parse(line):
-    """The object of a whole line, or None."""
+def _parse(line: bytes) -> dict | None:
+    """The object on a whole line, or None."""
     with suppress(ValueError, RecursionError):
         record = json.loads(line) if line.endswith(b"\n") else None
         return record if isinstance(record, dict) else None
     return None
 
 
+# --- rollout dumps -------------------------------------------------------------------------
+
+
+def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
+    """The records of a rollout dump; rows are numbered as they come, and so are the repeats of a row."""
+    rows, repeats, evaluation = {}, {}, Evaluation(None, [], [])
+    for index, item in enumerate(records):
+        key = next((f"{name} {item[name]}" for name in ("row_id", "group_id") if item.get(name) is not None), index)
+        row = rows.setdefault(key, len(rows))
+        repeats[row] = repeats.get(row, -1) + 1
+        sample = _sample_of(item, row, repeats[row])
+        (evaluation.failures if sample["reward"] is None else evaluation.samples).append(sample)
+    return evaluation
+
+
+def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
+    prompt, response = item.get("prompt_token_count"), item.get("response_token_count")
+    error, reward = item.get("error"), item["reward"]
+    # Trainers write many things where there is no reward; only a number is a reward.
+    rewarded = isinstance(reward, (int, float)) and not isinstance(reward, bool) and not error
+    return {
+        "row": row,
+        "row_id": item.get("row_id"),
+        "category": item.get("category"),
+        "repeat": repeat,
+        "request_id": item.get("request_id"),
+        "status": item["status"],
+        "error": {"code": "no_reward", "cause": str(error)} if error else None,
+        "reward": float(reward) if rewarded else None,
+        "metrics": {"model_calls": item["agent_turns"]},
+        "usage": None if response is None else {"input_tokens": prompt, "output_tokens": response},
+        "seconds": item.get("seconds"),
+        "input": [],
+        "ground_truth": [],
+        "output": transcript.items(str(item["response"] or "")),
+    }
+
+
 # --- writing -------------------------------------------------------------------------------
 
 
-def write_json(path, value):
+def write_json(path: Path, value: dict) -> None:
     """Put an object at `path`, keys sorted, whole or not at all. Raises Failure."""
     try:
         write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
@@ -143,10 +214,10 @@ def write_json(path, value):
         raise Failure(f"{path}: {error.strerror}") from None
 
 
-def move_aside(path):
-    """Give an evaluation's folder another name; the new path. Raises Failure if a process writes there."""
+def move_aside(path: Path) -> Path:
+    """Rename an evaluation's folder; the new path. Raises Failure if a process writes there."""
     moved = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    with locked(path):
+    with _locked(path):
         try:
             os.rename(path, moved)
         except OSError as error:
@@ -154,8 +225,8 @@ def move_aside(path):
     return moved
 
 
-def locked(path):
-    """The folder's lock, taken until it is closed. Raises Failure if another process has it."""
+def _locked(path: Path) -> TextIO:
+    """The folder's lock, held until it is closed. Raises Failure if another process holds it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("w")
@@ -168,48 +239,47 @@ def locked(path):
 
 
 class Writer:
-    """The one process that adds to an evaluation's folder; `done` holds the places (row, repeat) with a reward."""
+    """The only process that adds to an evaluation's folder; `done` holds the places (row, repeat) with a reward."""
 
-    def __init__(self, path, config):
-        """Begin or go on. Raises Failure if another process writes there, or if it was begun otherwise."""
-        self.path, self._lock = path, locked(path)
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        """Begin or resume. Raises Failure if another process writes there, or if the configuration differs."""
+        self.path, self._lock = path, _locked(path)
         self._begin(config)
-        samples, size = read_lines(path / ROLLOUTS, SAMPLE_KEYS)
+        samples, size = read_lines(path / ROLLOUTS)
         self.done = set(_by_place(samples))
         self._files = {ROLLOUTS: self._open(ROLLOUTS, size)}
-        self._files[FAILURES] = self._open(FAILURES, read_lines(path / FAILURES, FAILURE_KEYS)[1])
+        self._files[FAILURES] = self._open(FAILURES, read_lines(path / FAILURES)[1])
 
-    def _begin(self, config):
+    def _begin(self, config: dict[str, Any]) -> None:
         if not (self.path / CONFIG).exists():
             if left := [name for name in (ROLLOUTS, FAILURES, RESULT) if (self.path / name).exists()]:
                 raise Failure(
-                    f"{self.path}: holds {' and '.join(left)} and no {CONFIG}, so that nothing tells what they are of; "
-                    f"{ANEW}"
+                    f"{self.path}: holds {' and '.join(left)} and no {CONFIG} to tell what they belong to; {ANEW}"
                 )
             return write_json(self.path / CONFIG, config)
-        # As it will be read back: a tuple is a list then.
+        # Compare with what will be read back: JSON turns tuples into lists.
         changed = differences(read_json(self.path / CONFIG), json.loads(json.dumps(config)))
         if changed:
-            field, old, new = changed[0]
+            field, *values = changed[0]
+            old, new = (json.dumps(value)[:200] for value in values)
             raise Failure(
-                f"{self.path}: begun with {field} = {_shown(old)}, and now it is {_shown(new)}; "
-                f"put that back to go on, or {ANEW}"
+                f"{self.path}: begun with {field} = {old}, and now it is {new}; put that back to go on, or {ANEW}"
             )
 
-    def _open(self, name, size):
+    def _open(self, name: str, size: int) -> int:
         path = self.path / name
         if path.exists():
             os.truncate(path, size)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def add(self, sample):
-        """Append a sample, to the rollouts if it has a reward, else to the failures. Raises Failure."""
+    def add(self, sample: dict[str, Any]) -> None:
+        """Append a sample: to the rollouts if it has a reward, otherwise to the failures. Raises Failure."""
         rewarded = sample.get("reward") is not None
         self._write(ROLLOUTS if rewarded else FAILURES, sample)
         if rewarded:
             self.done.add((sample["row"], sample["repeat"]))
 
-    def _write(self, name, record):
+    def _write(self, name: str, record: dict[str, Any]) -> None:
         data = json.dumps(record, allow_nan=False).encode() + b"\n"
         try:
             while data:
@@ -217,18 +287,14 @@ class Writer:
         except OSError as error:
             raise Failure(f"{self.path / name}: {error.strerror}; what was done before is kept") from None
 
-    def finish(self, result):
+    def finish(self, result: dict[str, Any]) -> None:
         write_json(self.path / RESULT, result)
 
-    def reopen(self):
-        """Samples will be added: a result of before no longer holds."""
+    def reopen(self) -> None:
+        """Remove the result: samples will be added, and it would no longer hold."""
         (self.path / RESULT).unlink(missing_ok=True)
 
-    def close(self):
+    def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
         self._lock.close()
-
-
-def _shown(value):
-    return json.dumps(value)[:200]

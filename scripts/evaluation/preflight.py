@@ -1,33 +1,31 @@
-"""Whether an endpoint is fit to be evaluated: one call for its wire and name, then tool calls in a crowd.
+"""Whether an endpoint is fit to be evaluated: one call for its wire and name, then many tool calls at once.
 
-Tool calls may parse one at a time and fail in a crowd, stay in the text as the model wrote them,
-lose their last brace or gain something behind it. Each of these would look like a policy that is
-bad at its task. Guarantees: `look` and `crowd` ask for calls that rows of the task itself hold, in
-words, with the rows' tools and the evaluation's own parameters; what comes back is told apart by
-kind, with the setting that cures it. They judge the endpoint's parsing, not the policy's skill.
+Tool calls may parse alone and fail under load, stay in the text as the model wrote them, lose their last brace or gain
+text behind it. Each of these would look like a policy that is bad at its task.
+
+Guarantees:
+- `look` and `crowd` ask, in words, for calls from the task's own rows, with the rows' tools and the evaluation's
+  parameters.
+- Answers are classified, each kind with the setting that cures it. They judge the endpoint's parsing, not the policy's
+  skill.
 """
 
 import json
-import queue
 import threading
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
 
 from common import failure
 from common.failure import Failure
 from evaluation.metrics import CALL_AS_TEXT, arguments_of, text_of
-from inputs import rows
-from policy.endpoint import insist
+from inputs.rows import WRAPPER, Row
+from policy.endpoint import Endpoint, insist
 from policy.model_api import ModelError
 
-PARSED, LEFT, EMPTY, UNPARSABLE, NO_CALL, FAILED = (
-    "parsed",
-    "left in the text",
-    "empty list",
-    "unparsable",
-    "no call",
-    "failed",
-)
+PARSED, LEFT, EMPTY = "parsed", "left in the text", "empty list"
+UNPARSABLE, NO_CALL, FAILED = "unparsable", "no call", "failed"
 PARSER = (
     "set the endpoint's tool-call parser: vLLM --enable-auto-tool-choice --tool-call-parser hermes, "
     "SGLang --tool-call-parser qwen (as fits the model), llama.cpp --jinja"
@@ -36,34 +34,33 @@ CURES = {
     LEFT: PARSER,
     EMPTY: PARSER,
     UNPARSABLE: "the parser loses or adds text, often under load: update the engine, or try another parser",
-    NO_CALL: f"the model answered in words; if it does so always, {PARSER}",
+    NO_CALL: f"the model answered in words; if it always does so, {PARSER}",
     FAILED: "see the endpoint's log; lower EVAL_CONCURRENCY if it cannot take so many calls at once",
 }
-
 NAME_LENGTH, LAST_WORDS_S, NO_ANSWER = 200, 1, "no answer"
 
 
 class Finding(NamedTuple):
-    """What became of one call: its kind, and what shows it."""
+    """What became of a call: its kind, and what shows it."""
 
     kind: str
     shown: str = ""
 
 
-def calls_of(task_rows):
-    """[(row, call)] of the ground truths, one a row, for rows that have any."""
+def calls_of(task_rows: Sequence[Row]) -> list[tuple[Row, dict[str, Any]]]:
+    """(row, first call of its ground truth) of the rows that have any."""
     return [(row, row["ground_truth"][0]) for row in task_rows if row["ground_truth"]]
 
 
-def request(row, call):
+def request(row: Row, call: dict[str, Any]) -> dict[str, Any]:
     """The Responses call that asks for `call` in words."""
-    params = {key: value for key, value in row[rows.WRAPPER].items() if key != "metadata"}
+    params = {key: value for key, value in row[WRAPPER].items() if key != "metadata"}
     text = f"Call the tool {call['name']} now, with exactly these arguments: {call['arguments']}. Say nothing else."
     return params | {"input": [{"type": "message", "role": "user", "content": text}]}
 
 
-def judge(endpoint, raw):
-    """What kind of answer a raw one is: a Finding. Raises ModelError for one that is none."""
+def judge(endpoint: Endpoint, raw: Any) -> Finding:
+    """Classify a raw answer. Raises ModelError if it is none."""
     items = endpoint.read(raw)["output"]
     calls = [item for item in items if item.get("type") == "function_call"]
     if broken := [call for call in calls if arguments_of(call) is None]:
@@ -78,8 +75,8 @@ def judge(endpoint, raw):
     return Finding(NO_CALL, text)
 
 
-def how_broken(arguments):
-    """In words, what is wrong with arguments that are not the text of an object."""
+def how_broken(arguments: Any) -> str:
+    """In words, what is wrong with arguments that are not the JSON text of an object."""
     if not isinstance(arguments, str):
         return f"not a text: {str(arguments)[:60]}"
     try:
@@ -95,8 +92,8 @@ def how_broken(arguments):
     return f"not an object: {arguments[:60]}"
 
 
-def look(endpoint, task_rows, tries, seconds):
-    """One call: the model's name as the endpoint reports it. Raises Failure where it gives no answer."""
+def look(endpoint: Endpoint, task_rows: Sequence[Row], tries: int, seconds: float) -> str:
+    """Make one call: the model's name as the endpoint reports it. Raises Failure without an answer."""
     row, call = (calls_of(task_rows) or [(task_rows[0], {"name": "(none)", "arguments": "{}"})])[0]
     try:
         raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
@@ -107,7 +104,7 @@ def look(endpoint, task_rows, tries, seconds):
     return failure.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
 
 
-def _hint(endpoint, fault):
+def _hint(endpoint: Endpoint, fault: ModelError) -> str:
     wires = {"/v1/responses": "chat", "/v1/chat/completions": "responses"}
     if fault.status in (404, 405, 501):
         wire, listed = f"is it the right wire? The other one is WIRE={wires[endpoint.wire.path]}", endpoint.models()
@@ -119,12 +116,12 @@ def _hint(endpoint, fault):
     return "" if fault.status < 500 else "; is the endpoint up, and MODEL_URL right?"
 
 
-def crowd(endpoint, task_rows, count, tries, seconds):
-    """Send `count` calls at once: [Finding]. The rows are gone through again where there are fewer."""
+def crowd(endpoint: Endpoint, task_rows: Sequence[Row], count: int, tries: int, seconds: float) -> list[Finding]:
+    """Send `count` calls at once, repeating the rows where there are fewer."""
     wanted, findings = calls_of(task_rows), [Finding(FAILED, NO_ANSWER)] * count
     start = threading.Barrier(count)
 
-    def one(index):
+    def send(index: int) -> None:
         row, call = wanted[index % len(wanted)]
         start.wait()
         try:
@@ -133,8 +130,8 @@ def crowd(endpoint, task_rows, count, tries, seconds):
         except ModelError as fault:
             findings[index] = Finding(FAILED, fault.message)
 
-    # Daemons, so that Ctrl-C need not wait for what the endpoint still owes.
-    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(count)]
+    # Daemons: Ctrl-C must not wait for answers that the endpoint still owes.
+    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -142,41 +139,30 @@ def crowd(endpoint, task_rows, count, tries, seconds):
     return findings
 
 
-def _patiently(ask, tries, seconds):
-    """`insist` for at most about `seconds`, even where the head of an answer comes byte by byte. Raises ModelError."""
-    ended, outcome = threading.Event(), queue.SimpleQueue()
+def _patiently(ask: Callable[[], Any], tries: int, seconds: float) -> Any:
+    """`insist` for about `seconds` at most, even where an answer's head arrives byte by byte. Raises ModelError."""
+    ended, outcome = threading.Event(), futures.Future()
 
-    def one():
+    def work() -> None:
         try:
-            outcome.put((insist(ask, tries, ended), None))
-        except BaseException as error:  # a thread's end must be heard of
-            outcome.put((None, error))
+            outcome.set_result(insist(ask, tries, ended))
+        except BaseException as error:  # handed to the waiting thread
+            outcome.set_exception(error)
 
-    threading.Thread(target=one, daemon=True).start()
-    try:
-        answer, fault = _first(outcome, seconds, ended) or outcome.get(timeout=LAST_WORDS_S)
-    except queue.Empty:
-        raise ModelError(502, f"{NO_ANSWER} within {seconds:g} s") from None
-    if fault:
-        raise fault
-    return answer
-
-
-def _first(outcome, seconds, ended):
-    """What the queue gets within `seconds`, else None, and the event set."""
-    try:
-        return outcome.get(timeout=seconds)
-    except queue.Empty:
+    threading.Thread(target=work, daemon=True).start()
+    for patience in (seconds, LAST_WORDS_S):
+        if futures.wait([outcome], patience).done:
+            return outcome.result()
         ended.set()
-        return None
+    raise ModelError(502, f"{NO_ANSWER} within {seconds:g} s")
 
 
-def accept(findings, share):
-    """The line for a crowd in which at most `share` was not parsed. Raises Failure for any other."""
+def accept(findings: Sequence[Finding], share: float) -> str:
+    """The line for a crowd of which at most `share` was not parsed. Raises Failure for any other."""
     kinds = Counter(finding.kind for finding in findings)
     bad = len(findings) - kinds[PARSED]
-    told = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-    line = f"{len(findings)} tool calls at once: {told}; not parsed: {bad / len(findings):.1%}"
+    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    line = f"{len(findings)} tool calls at once: {counts}; not parsed: {bad / len(findings):.1%}"
     if bad <= share * len(findings):
         return line
     kind = next(kind for kind, _ in kinds.most_common() if kind != PARSED)

@@ -1,24 +1,29 @@
-"""The samples of an evaluation: each one trial at a Gateway, a stated number of them at once.
+"""The samples of an evaluation: each is a trial at a Gateway, EVAL_CONCURRENCY of them at once.
 
-Guarantees: every sample comes back exactly once, with its reward and whole trajectory, or with
-the reason why it has none; what the endpoint or the environment did wrong is never a reward.
-Threads are daemons: `stop` has the Gateway end what runs, and nobody is waited for. It writes no
-file and computes no figure.
+Guarantees:
+- Every sample comes back exactly once, with its reward and whole trajectory, or with the reason why it has none. A
+  fault of the endpoint or the environment is never a reward.
+- Threads are daemons: `stop` asks the Gateways to end what runs, and waits a few seconds at most.
+- No file is written here, and no figure computed.
 """
 
 import queue
 import secrets
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from common.failure import Failure
+from common.settings import Settings
 from gateway import trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
 from inputs import rows
-from policy.endpoint import insist
-from policy.model_api import ModelAPI, ModelError
+from inputs.rows import Row
+from policy.endpoint import Endpoint, insist
+from policy.model_api import ModelAPI, ModelError, Session
 
-# What the model API answers for an endpoint that gave up: the Gateway asks no second time.
+# The model API answers so for an endpoint that gave up, and the Gateway does not ask again.
 GAVE_UP = 424
 KEPT = "what was done is kept, and the same command does the rest"
 STOP_S = 3
@@ -27,7 +32,7 @@ STOP_S = 3
 class Sampler:
     """Runs samples against `endpoint`; the Gateways at `settings.gateway_urls` call the model API at `host`."""
 
-    def __init__(self, settings, endpoint, host):
+    def __init__(self, settings: Settings, endpoint: Endpoint, host: str) -> None:
         self.settings, self.endpoint = settings, endpoint
         try:
             self.api = ModelAPI(host, self._policy)
@@ -42,8 +47,8 @@ class Sampler:
         except ModelError as fault:
             raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
 
-    def run(self, jobs):
-        """Yield the sample of each (row index, line, row, repeat), as they end. Raises Failure if none can be run."""
+    def run(self, jobs: Sequence[tuple[int, int, Row, int]]) -> Iterator[dict[str, Any]]:
+        """Yield the sample of each job (row index, line, row, repeat) as it ends. Raises Failure if none can be run."""
         for job in jobs:
             self._jobs.put(job)
         for _ in range(min(self.settings.EVAL_CONCURRENCY, len(jobs))):
@@ -62,12 +67,12 @@ class Sampler:
                 return
             try:
                 self._results.put(self.sample(*job))
-            except BaseException as error:  # a thread's end must be heard of
+            except BaseException as error:  # handed to the thread that waits for results
                 self._results.put(error)
                 return
 
-    def sample(self, index, line, row, repeat):
-        """Run one sample to its end: its line of the evaluation. Raises Failure for what another try will not cure."""
+    def sample(self, index: int, line: int, row: Row, repeat: int) -> dict[str, Any]:
+        """Run a sample to its end: its line of the evaluation. Raises Failure for what another try will not cure."""
         session = self.api.open(row)
         url = trial_request.gateway_of(self.settings.gateway_urls, session.id)
         began = time.monotonic()
@@ -78,12 +83,12 @@ class Sampler:
             self.api.close(session)
         return self._line(index, row, repeat, snapshot, kept, session) | {"seconds": round(time.monotonic() - began, 3)}
 
-    def _payload(self, session, row):
+    def _payload(self, session: Session, row: Row) -> dict[str, Any]:
         ids = {"SESSION_IO_DIR": secrets.token_hex(16), "SESSION_ID": session.id, "GROUP_ID": str(row["id"])}
         ids |= {"BASE_URL": self.api.base_url, "ROLLOUT_MODE": "eval"}
         return trial_request.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
 
-    def _trial(self, gateway, payload, place):
+    def _trial(self, gateway: Gateway, payload: dict[str, Any], place: str) -> tuple[Any, dict[str, Any]]:
         """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""
         trial = self._live[payload["request_id"]] = Trial(gateway, payload)
         try:
@@ -95,7 +100,8 @@ class Sampler:
             if not gateway.answered:
                 raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None
             trial.abort()
-            return lost(payload["request_id"], str(fault)), {}
+            error = {"code": "gateway_lost", "cause": str(fault)}
+            return {"request_id": payload["request_id"], "status": "failed", "error": error}, {}
         except Unfit as fault:
             raise Failure(f"{place}: {gateway.url.geturl()}: {fault}") from None
         except ClientError as fault:
@@ -106,10 +112,12 @@ class Sampler:
             raise Failure(f"{gateway.url.geturl()}: kept no trajectory; `make gym-up` starts the present Gateway")
         return snapshot, kept
 
-    def _line(self, index, row, repeat, snapshot, kept, session):
+    def _line(
+        self, index: int, row: Row, repeat: int, snapshot: Any, kept: dict[str, Any], session: Any
+    ) -> dict[str, Any]:
         error = snapshot.get("error")
         if error and session.fault and str(error.get("type")).startswith("endpoint_"):
-            # To the Gateway it was the evaluation's own model API that answered.
+            # The Gateway saw the evaluation's own model API fail; the session knows what the endpoint did.
             error = error | {"type": f"endpoint_{session.fault.kind}", "cause": session.fault.message}
         metrics = snapshot.get("metrics") or {}
         counted = {name: metrics[name] for name in ("input_tokens", "output_tokens") if name in metrics}
@@ -127,8 +135,8 @@ class Sampler:
         shown = {"reward": snapshot["reward"], "metrics": metrics, "usage": counted or None}
         return line | shown | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
 
-    def stop(self):
-        """Ask the Gateways to end what runs; at most a few seconds."""
+    def stop(self) -> None:
+        """Ask the Gateways to end what runs, for STOP_S at most."""
         self.stopping = True
         aborts = [threading.Thread(target=trial.abort, daemon=True) for trial in list(self._live.values())]
         for abort in aborts:
@@ -137,8 +145,3 @@ class Sampler:
         for abort in aborts:
             abort.join(max(0, end - time.monotonic()))
         self.api.stop()
-
-
-def lost(request_id, cause):
-    """The end of a trial whose Gateway gave no more answers."""
-    return {"request_id": request_id, "status": "failed", "error": {"code": "gateway_lost", "cause": cause}}

@@ -4,7 +4,7 @@ Guarantees: a client has HEAD_TIMEOUT_S for the head of each request, waiting in
 and slow ones cannot pile up; heads are bounded; one that can be read in two ways is refused in the
 one error shape and nothing after it is read, since a proxy may have believed the other way; no log
 holds a word of it. A request goes on when its client leaves: what it began has an end of its own.
-Bodies have bounds of their own (surface.py); what is left of one that was refused is read for a
+Bodies have bounds of their own (routes.py); what is left of one that was refused is read for a
 while: a client that is still sending would see a broken connection, not its answer.
 """
 

@@ -20,7 +20,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +53,7 @@ class ModelError(Exception):
 class Session:
     """One sample as the model API sees it: its task, its secret id, and the history it was sent."""
 
-    def __init__(self, task: dict[str, Any]):
+    def __init__(self, task: Mapping[str, Any]):
         self.task, self.id = task, secrets.token_urlsafe(32)
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.turns, self.branches = 0, 0
@@ -173,7 +173,7 @@ class ModelAPI(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "model-api", self.server_address[1]
 
-    def open(self, task: dict[str, Any]) -> Session:
+    def open(self, task: Mapping[str, Any]) -> Session:
         session = Session(task)
         self.sessions[session.id] = session
         return session

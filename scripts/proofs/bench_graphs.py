@@ -1,15 +1,26 @@
-"""The bench's own graphs, patched and unpatched, and what trials through them cost."""
+"""The bench's own graphs, patched and unpatched, and what trials through them cost.
 
+Guarantees:
+- the graphs take turns, so that what else the machine does falls on both
+- they have run folders and ports of their own, and end whatever happens
+"""
+
+from __future__ import annotations
+
+import argparse
 import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common import program
 from common import settings as variables
 from common.failure import Failure
+from common.settings import Settings
 from common.terminal import Bar, clear_line, say, stage, table
 from proofs import bench_load
 from proofs.unpatched import overlay
@@ -17,26 +28,29 @@ from servers import ports, processes
 from servers.graph import end_graph, readiness
 from servers.tree import PATCHES
 
-# What the unpatched environment goes without; the others are needed to run trials at all.
+# The patches that the unpatched environment lacks; trials cannot run without the others.
 FAST = [PATCHES / "0003-fast-environment.patch", PATCHES / "0005-plain-middleware.patch"]
 # "agent" and "resource" are the sums over all pairs.
 PROCESSES = ("gateway", "agent", "resource")
-LOOK_EVERY_S = 0.25
+SAMPLE_EVERY_S = 0.25
 PORTS_APART = 200
 LEVEL_TIMES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
+# {process: (CPU seconds so far, resident bytes)}
+Usage = dict[str, tuple[float, int]]
 
-def enough(trials, level):
-    """How many trials to run where so many run at once: with fewer, most would see fewer beside them."""
+
+def enough(trials: int, level: int) -> int:
+    """How many trials to run at a concurrency: with fewer, most trials would run beside fewer others."""
     return max(trials, LEVEL_TIMES * level)
 
 
-class Graph:
+class MeasuredGraph:
     """A graph of the bench's own: started by gym_up.py with another Python, run folder and ports."""
 
-    def __init__(self, settings, name, python, nth, concurrency):
+    def __init__(self, settings: Settings, name: str, python: Path | str, nth: int, concurrency: int):
         base = settings.GYM_BASE_PORT + PORTS_APART * (1 + nth)
         self.name, self.python = name, str(python)
         self.overrides = {
@@ -53,9 +67,9 @@ class Graph:
             "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(concurrency),
         }
         self.settings = variables.load(self.overrides)
-        self.pids = {}
+        self.pids: dict[str, list[int]] = {}
 
-    def start(self):
+    def start(self) -> None:
         """Start it and wait until it is ready. Raises Failure."""
         command = program.stage("gym_up", python=self.python)
         environment = os.environ | self.overrides
@@ -67,35 +81,34 @@ class Graph:
             for name in PROCESSES
         }
 
-    def end(self):
+    def end(self) -> None:
         end_graph(self.settings)
 
-    def usage(self):
-        """{process: (CPU seconds so far, resident bytes)}; this one is "load"."""
-        found = {}
-        for name, pids in (self.pids | {"load": [os.getpid()]}).items():
-            found[name] = tuple(map(sum, zip(*map(usage, pids), strict=True)))
-        return found
+    def usage(self) -> Usage:
+        """What each process has used so far; this process is "load"."""
+        used = {name: list(map(usage, pids)) for name, pids in (self.pids | {"load": [os.getpid()]}).items()}
+        return {name: (sum(cpu for cpu, _ in pairs), sum(rss for _, rss in pairs)) for name, pairs in used.items()}
 
-    async def look(self, found):
-        """For ever: add (open sessions, resident bytes of the resource servers) to `found`."""
+    async def sample(self, samples: list[tuple[int, int]]) -> None:
+        """For ever: append (open sessions, resident bytes of the resource servers)."""
         while True:
             _, state = await asyncio.to_thread(readiness, self.settings)
             if state.get("open_sessions"):
-                found.append((state["open_sessions"], self.usage()["resource"][1]))
-            await asyncio.sleep(LOOK_EVERY_S)
+                samples.append((state["open_sessions"], self.usage()["resource"][1]))
+            await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-def listener(settings, name):
+def listener(settings: Settings, name: str) -> int:
     """The pid that listens on one of the graph's ports."""
     inodes = {inode for _, port, inode in ports.listening() if port == settings.port(name)}
-    found = [process.pid for process in processes.ours(settings, "gym") if inodes & ports.sockets_of(process)]
-    if not found:
+    pids = [process.pid for process in processes.ours(settings, "gym") if inodes & ports.sockets_of(process)]
+    if not pids:
         raise Failure(f"nobody of the graph listens on port {settings.port(name)}")
-    return min(found)
+    return min(pids)
 
 
-def usage(pid):
+def usage(pid: int) -> tuple[float, int]:
+    """(CPU seconds so far, resident bytes) of a process. Raises Failure if it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
@@ -105,31 +118,38 @@ def usage(pid):
 
 
 @contextmanager
-def graphs(settings, concurrency, both):
+def graphs_up(settings: Settings, concurrency: int, both: bool) -> Iterator[list[MeasuredGraph]]:
     """The graphs to compare, up and ready; ended whatever happens."""
-    kinds = [("patched", sys.executable)]
+    pythons: dict[str, Path | str] = {"patched": sys.executable}
     if both:
-        kinds.append(("unpatched", overlay(FAST, settings.RUN_DIR / "bench" / "unpatched-venv")))
-    made = [Graph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(kinds)]
+        pythons["unpatched"] = overlay(FAST, settings.RUN_DIR / "bench" / "unpatched-venv")
+    graphs = [
+        MeasuredGraph(settings, name, python, nth, concurrency) for nth, (name, python) in enumerate(pythons.items())
+    ]
     try:
         with stage("graphs"):
-            for graph in made:
+            for graph in graphs:
                 graph.start()
-        yield made
+        yield graphs
     finally:
-        for graph in made:
+        for graph in graphs:
             graph.end()
 
 
 class Measured:
     """What the rounds of one graph at one concurrency add up to."""
 
-    def __init__(self):
-        self.latencies, self.seconds, self.failed = [], 0.0, 0
-        self.cpu, self.rss, self.live = {}, [], []
+    def __init__(self) -> None:
+        self.latencies: list[float] = []
+        self.seconds, self.failed = 0.0, 0
+        self.cpu: dict[str, float] = {}
+        self.rss: list[dict[str, float]] = []
+        self.live: list[tuple[int, int]] = []
 
-    def add(self, result, before, after, live=()):
-        """One round; `live`: what Graph.look found during it."""
+    def add(
+        self, result: bench_load.Round, before: Usage, after: Usage, live: list[tuple[int, int]] | None = None
+    ) -> None:
+        """Add a round; `live` are the samples of MeasuredGraph.sample during it."""
         self.latencies += result["latencies"]
         self.seconds += result["seconds"]
         self.failed += result["failed"]
@@ -137,9 +157,9 @@ class Measured:
             self.cpu[name] = self.cpu.get(name, 0.0) + after[name][0] - before[name][0]
         for moment in (after,) if self.rss else (before, after):
             self.rss.append({name: round(rss / 2**20, 1) for name, (_, rss) in moment.items()})
-        self.live += live
+        self.live += live or []
 
-    def figures(self):
+    def figures(self) -> dict[str, Any]:
         count = len(self.latencies)
         return {
             "trials": count,
@@ -152,30 +172,32 @@ class Measured:
             "rss_mb_before": self.rss[0],
             "rss_mb_after": self.rss[-1],
             "rss_mb_after_each_round": self.rss[1:],
-            **self.of_sessions(),
+            **self.session_memory(),
         }
 
-    def of_sessions(self):
-        """Memory of the resource servers where most sessions were open, over that before, for each session."""
+    def session_memory(self) -> dict[str, Any]:
+        """What the resource servers gained in memory for each session, when most sessions were open."""
         if not self.live:
             return {"most_sessions": 0, "mb_per_session": None}
         most, rss = max(self.live)
         return {"most_sessions": most, "mb_per_session": round((rss / 2**20 - self.rss[0]["resource"]) / most, 3)}
 
 
-def percentile(values, percent):
+def percentile(values: list[float], percent: int) -> float:
     """A percentile in ms, by nearest rank."""
     ordered = sorted(values)
     return round(1000 * ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 1)
 
 
-def measure_graphs(settings, args, levels, found):
-    """Add {concurrency: {graph: figures}} to `found`; the graphs take turns."""
-    with graphs(settings, max(levels), min(levels) <= args.unpatched_up_to) as made:
-        for graph in made:
+def measure_graphs(
+    settings: Settings, args: argparse.Namespace, levels: list[int], results: dict[int, dict[str, Any]]
+) -> None:
+    """Add {concurrency: {graph: figures}} to `results`; the graphs take turns."""
+    with graphs_up(settings, max(levels), min(levels) <= args.unpatched_up_to) as graphs:
+        for graph in graphs:
             asyncio.run(bench_load.load(graph.settings, graph.settings.local_url("gateway"), 20, 4))
         for level in levels:
-            compared = [graph for graph in made if graph.name == "patched" or level <= args.unpatched_up_to]
+            compared = [graph for graph in graphs if graph.name == "patched" or level <= args.unpatched_up_to]
             trials = enough(args.trials, level)
             measured = {graph.name: Measured() for graph in compared}
             bar = Bar(f"concurrency {level}", trials * args.rounds * len(compared))
@@ -183,35 +205,35 @@ def measure_graphs(settings, args, levels, found):
                 for graph in compared:
                     asyncio.run(one_round(graph, measured[graph.name], trials, level, bar.step))
             clear_line()
-            found[level] = {name: one.figures() for name, one in measured.items()}
-            show_graphs({level: found[level]})
+            results[level] = {name: sums.figures() for name, sums in measured.items()}
+            show_graphs(level, results[level])
 
 
-async def one_round(graph, measured, trials, level, on_trial):
-    before, live = graph.usage(), []
-    looks = asyncio.create_task(graph.look(live))
+async def one_round(
+    graph: MeasuredGraph, measured: Measured, trials: int, level: int, on_trial: Callable[[], None]
+) -> None:
+    live: list[tuple[int, int]] = []
+    before, sampling = graph.usage(), asyncio.create_task(graph.sample(live))
     url = graph.settings.local_url("gateway")
     result = await bench_load.load(graph.settings, url, trials, level, on_trial=on_trial)
-    looks.cancel()
+    sampling.cancel()
     measured.add(result, before, graph.usage(), live)
 
 
-def show_graphs(found):
+def show_graphs(level: int, graphs: dict[str, dict[str, Any]]) -> None:
     rows = []
-    for level, graphs_ in found.items():
-        for name, one in graphs_.items():
-            cpu, before, after = one["cpu_ms_per_trial"], one["rss_mb_before"], one["rss_mb_after"]
-            memory = " ".join(f"{before[process]:.0f}>{after[process]:.0f}" for process in PROCESSES)
-            latencies = [one[f"p{percent}_ms"] for percent in (50, 95, 99)]
-            cpus = [cpu[process] for process in (*PROCESSES, "load")]
-            sessions = f"{one['most_sessions']} {one['mb_per_session']}"
-            rows.append([level, name, one["trials_per_s"], *latencies, *cpus, memory, sessions, one["failed"]])
+    for name, figures in graphs.items():
+        cpu, before, after = figures["cpu_ms_per_trial"], figures["rss_mb_before"], figures["rss_mb_after"]
+        memory = " ".join(f"{before[process]:.0f}>{after[process]:.0f}" for process in PROCESSES)
+        latencies = [figures[f"p{percent}_ms"] for percent in (50, 95, 99)]
+        cpus = [cpu[process] for process in (*PROCESSES, "load")]
+        sessions = f"{figures['most_sessions']} {figures['mb_per_session']}"
+        rows.append([level, name, figures["trials_per_s"], *latencies, *cpus, memory, sessions, figures["failed"]])
     heads = ["at once", "environment", "trials/s", "p50 ms", "p95 ms", "p99 ms"]
     heads += [f"{process} CPU ms" for process in (*PROCESSES, "load")]
     say(table([*heads, "MB " + " ".join(PROCESSES), "sessions, MB each", "failed"], rows))
-    for level, graphs_ in found.items():
-        if len(graphs_) == 2:
-            new, old = graphs_["patched"], graphs_["unpatched"]
-            cpu = old["cpu_ms_per_trial"]["resource"] / max(new["cpu_ms_per_trial"]["resource"], 0.01)
-            speed = new["trials_per_s"] / old["trials_per_s"]
-            say(f"at {level}: {speed:.1f} times the trials/s; 1/{cpu:.1f} of the CPU in the resource server")
+    if len(graphs) == 2:
+        new, old = graphs["patched"], graphs["unpatched"]
+        cpu = old["cpu_ms_per_trial"]["resource"] / max(new["cpu_ms_per_trial"]["resource"], 0.01)
+        speed = new["trials_per_s"] / old["trials_per_s"]
+        say(f"at {level}: {speed:.1f} times the trials/s; 1/{cpu:.1f} of the CPU in the resource server")

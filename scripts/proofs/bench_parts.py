@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Time the environment's parts in this process: seed, each tool, verification. Used by bench.py.
+"""Time the environment's parts in this process: seed, each tool, verification. Started by bench.py.
 
-Prints one JSON object, milliseconds of CPU by part, since what else the machine does would count as
-well: the median of --repeats calls, each on the state
-that a fresh session has (tools that write get a new session each time, outside the timed part).
+Guarantees:
+- it prints one JSON object, {part: ms}, the medians of --repeats calls
+- CPU time counts, so that what else the machine does leaves it as it is
+- each call meets the state of a fresh session, which is made outside the timed part
 
-  scripts/run.sh bench_parts --repeats 30
+  PYTHONPATH=scripts .venv/bin/python -m proofs.bench_parts --repeats 30
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
 import statistics
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from resources_servers.workplace_assistant import utils
 
@@ -48,11 +53,7 @@ CALLS = {
     "project_management_delete_task": {"task_id": "00000149"},
     "project_management_update_task": {"task_id": "00000149", "field": "board", "new_value": "Design"},
     "customer_relationship_manager_search_customers": {"status": "Lead", "follow_up_by_min": "2023-11-01"},
-    "customer_relationship_manager_update_customer": {
-        "customer_id": "00000189",
-        "field": "status",
-        "new_value": "Won",
-    },
+    "customer_relationship_manager_update_customer": {"customer_id": "00000189", "field": "status", "new_value": "Won"},
     "customer_relationship_manager_add_customer": {
         "customer_name": "Ada",
         "assigned_to_email": "lena.schmidt@atlas.com",
@@ -63,8 +64,8 @@ CALLS = {
 TRIAL = ("email_search_emails", "email_reply_email")
 
 
-def median_ms(work, repeats, prepare=lambda: None):
-    """Median CPU time of `work(prepare())`, of which only `work` is timed; the first call does not count."""
+def median_ms(work: Callable[[Any], Any], repeats: int, prepare: Callable[[], Any] = lambda: None) -> float:
+    """Median CPU time of `work(prepare())`: only `work` is timed, and the first call does not count."""
     work(prepare())
     times = []
     for _ in range(repeats):
@@ -75,34 +76,32 @@ def median_ms(work, repeats, prepare=lambda: None):
     return round(statistics.median(times) * 1000, 4)
 
 
-def parts(repeats):
-    def session():
+def parts(repeats: int) -> dict[str, float]:
+    def session() -> dict[str, Any]:
         return utils.get_tools(TOOLKITS)
 
-    def actions(names):
-        return [{"name": name, "arguments": json.dumps(CALLS[name])} for name in names]
-
-    found = {"seed": median_ms(lambda _: session(), repeats)}
+    medians = {"seed": median_ms(lambda _: session(), repeats)}
     for names, label in ((TRIAL, "verify search+reply"), (CALLS, "verify all 27 tools")):
-        played = actions(names)
-        found[label] = median_ms(lambda _, played=played: utils.is_correct(played, played, None), repeats)
+        # Upstream's annotations call a list of calls a dictionary.
+        played: Any = [{"name": name, "arguments": json.dumps(CALLS[name])} for name in names]
+        medians[label] = median_ms(lambda _, played=played: utils.is_correct(played, played, ""), repeats)
     for name, arguments in CALLS.items():
-        found[name] = median_ms(
+        medians[name] = median_ms(
             lambda tools, name=name, arguments=arguments: tools["functions"][name](**arguments), repeats, session
         )
-    return found
+    return medians
 
 
-def main():
+def main() -> None:
     def options(parser):
         parser.add_argument("--repeats", type=int, default=30, metavar="N", help="timed calls of each part [30]")
 
     _, args = from_command_line(__doc__, configure=options)
-    # What pandas says about upstream's code.
+    # pandas warns about upstream's code.
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(None):
-        found = parts(args.repeats)
-    print(json.dumps(found))
+        medians = parts(args.repeats)
+    print(json.dumps(medians))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The figures of bench.py as one SVG: bars in pairs, patched beside unpatched, on a logarithmic scale."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from typing import Any
 
 from common.svg import bar, document, text
 
@@ -8,26 +12,32 @@ COLOURS = {"patched": "#2a7", "unpatched": "#c63"}
 ROW, LABEL, BAR, DECADES = 34, 330, 520, (-3, 5)
 
 
-def panels(found):
-    """[(title, unit, {label: {"patched": value, "unpatched": value}})]; what was not measured is left out."""
-    graph = found.get("graph", {})
+Groups = dict[str, dict[str, float]]
 
-    def of(name):
-        return {f"{level} at once": {kind: name(one) for kind, one in kinds.items()} for level, kinds in graph.items()}
 
-    made = [
-        ("Throughput", "trials/s", of(lambda one: one["trials_per_s"])),
-        ("Latency, 95 of 100 trials below", "ms", of(lambda one: one["p95_ms"])),
-        ("CPU of the resource server", "ms a trial", of(lambda one: one["cpu_ms_per_trial"]["resource"])),
-        ("Parts of the environment", "ms", found.get("tools", {})),
+def panels(measured: dict[str, Any]) -> list[tuple[str, str, Groups]]:
+    """[(title, unit, {label: {environment: value}})] of what was measured."""
+    levels = measured.get("graph", {})
+
+    def groups(value: Callable[[dict], float]) -> Groups:
+        return {
+            f"{level} at once": {kind: value(figures) for kind, figures in kinds.items()}
+            for level, kinds in levels.items()
+        }
+
+    all_panels = [
+        ("Throughput", "trials/s", groups(lambda figures: figures["trials_per_s"])),
+        ("Latency, 95 of 100 trials below", "ms", groups(lambda figures: figures["p95_ms"])),
+        ("CPU of the resource server", "ms a trial", groups(lambda figures: figures["cpu_ms_per_trial"]["resource"])),
+        ("Parts of the environment", "ms", measured.get("tools", {})),
     ]
-    return [panel for panel in made if panel[2]]
+    return [panel for panel in all_panels if panel[2]]
 
 
-def svg(found):
+def svg(measured: dict[str, Any]) -> str:
     """The whole picture as text."""
     lines, y = [], 20
-    for title, unit, groups in panels(found):
+    for title, unit, groups in panels(measured):
         lines.append(text(10, y, f"{title} ({unit}, logarithmic)", weight="bold"))
         for label, values in groups.items():
             y += ROW
@@ -36,8 +46,8 @@ def svg(found):
     return document(LABEL + BAR + 130, y, lines)
 
 
-def group(y, label, values):
-    """One label and a bar for each environment."""
+def group(y: int, label: str, values: dict[str, float]) -> list[str]:
+    """A label, and a bar for each environment."""
     lines = [text(10, y, label)]
     for nth, (kind, value) in enumerate(values.items()):
         top = y - 13 + nth * 13
@@ -46,6 +56,6 @@ def group(y, label, values):
     return lines
 
 
-def width(value):
+def width(value: float) -> float:
     low, high = DECADES
     return BAR * min(1, max(0.005, (math.log10(max(value, 1e-9)) - low) / (high - low)))

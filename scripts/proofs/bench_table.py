@@ -1,4 +1,8 @@
-"""The figures of bench.py as tables for people: what tests/MEASURED.md shows of them. Runs nothing."""
+"""The figures of bench.py as the Markdown tables of tests/MEASURED.md. Runs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
 
 from common.failure import Failure
 
@@ -9,90 +13,63 @@ GRAPH_HEADS = [
 ]  # fmt: skip
 
 
-def _table(heads, rows):
+def _table(heads: list[str], rows: list[list[Any]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines) + "\n"
 
 
-def _cpu(one, process):
-    return f"{one['cpu_ms_per_trial'][process]:.1f} ms"
+def _failed(figures: dict[str, Any]) -> str:
+    return f"{figures['failed']} of {figures['trials']}"
 
 
-def _seconds(one, name):
-    return f"{one[name] / 1000:.1f} s"
+def _graph_row(level: str, kind: str, figures: dict[str, Any]) -> list[str]:
+    latencies = [f"{figures[name] / 1000:.1f} s" for name in ("p50_ms", "p99_ms")]
+    cpus = [f"{figures['cpu_ms_per_trial'][process]:.1f} ms" for process in ("gateway", "agent", "resource", "load")]
+    session = "" if figures["mb_per_session"] is None else f"{figures['mb_per_session']:.3f} MB"
+    return [level, kind, f"{figures['trials_per_s']:.1f}", *latencies, *cpus, session, _failed(figures)]
 
 
-def _graph_row(level, kind, one):
-    cpus = [_cpu(one, process) for process in ("gateway", "agent", "resource", "load")]
-    session = "" if one["mb_per_session"] is None else f"{one['mb_per_session']:.3f} MB"
-    latencies = [_seconds(one, "p50_ms"), _seconds(one, "p99_ms")]
-    return [
-        level,
-        kind,
-        f"{one['trials_per_s']:.1f}",
-        *latencies,
-        *cpus,
-        session,
-        f"{one['failed']} of {one['trials']}",
-    ]
-
-
-def _ratio_row(level, new, old):
+def _ratio_row(level: str, new: dict[str, Any], old: dict[str, Any]) -> list[str]:
     cpu = old["cpu_ms_per_trial"]["resource"] / new["cpu_ms_per_trial"]["resource"]
-    speed = new["trials_per_s"] / old["trials_per_s"]
-    return [
-        level,
-        "ratio",
-        f"{speed:.1f}",
-        "",
-        f"1/{old['p99_ms'] / new['p99_ms']:.1f}",
-        "",
-        "",
-        f"1/{cpu:.1f}",
-        *[""] * 3,
-    ]
+    speed, latency = new["trials_per_s"] / old["trials_per_s"], old["p99_ms"] / new["p99_ms"]
+    return [level, "ratio", f"{speed:.1f}", "", f"1/{latency:.1f}", "", "", f"1/{cpu:.1f}", *[""] * 3]
 
 
-def _graphs(graph):
+def _graphs(levels: dict[str, dict[str, Any]]) -> str:
     rows = []
-    for level, kinds in graph.items():
-        rows += [_graph_row(level, kind, one) for kind, one in kinds.items()]
+    for level, kinds in levels.items():
+        rows += [_graph_row(level, kind, figures) for kind, figures in kinds.items()]
         if len(kinds) == 2:
             rows.append(_ratio_row(level, kinds["patched"], kinds["unpatched"]))
     return _table(GRAPH_HEADS, rows)
 
 
-def _tools(tools):
+def _tools(tools: dict[str, dict[str, float]]) -> str:
     """Seed and verification, the slowest search and the slowest other tool."""
     searches = [name for name in tools if "_search_" in name]
     others = [name for name in tools if name not in (*PARTS, *searches)]
     shown = [*PARTS, *(max(names, key=lambda name: tools[name]["patched"]) for names in (searches, others))]
     rows = [
-        [name, f"{one['patched']:.3g} ms", f"{one['unpatched']:.3g} ms", f"1/{one['unpatched'] / one['patched']:.0f}"]
-        for name, one in ((name, tools[name]) for name in shown)
+        [name, f"{new:.3g} ms", f"{old:.3g} ms", f"1/{old / new:.0f}"]
+        for name, new, old in ((name, tools[name]["patched"], tools[name]["unpatched"]) for name in shown)
     ]
     return _table(["part (of searches and of other tools the slowest)", "patched", "unpatched", "ratio"], rows)
 
 
-def markdown(found):
-    """What tests/MEASURED.md shows of a bench with all parts. Raises Failure where one is missing."""
-    if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in found]:
+def markdown(measured: dict[str, Any]) -> str:
+    """The part of tests/MEASURED.md for a bench with all parts. Raises Failure if a part is missing."""
+    if missing := [name for name in ("date", "graph", "gateway", "client", "tools") if name not in measured]:
         raise Failure(f"the bench holds no {missing[0]}; run all parts: make bench")
     alone = [
-        [
-            level,
-            f"{one['cpu_ms_per_trial']:.1f} ms",
-            f"{one['trials_per_s']:.0f}",
-            f"{one['failed']} of {one['trials']}",
-        ]
-        for level, one in found["gateway"].items()
+        [level, f"{figures['cpu_ms_per_trial']:.1f} ms", f"{figures['trials_per_s']:.0f}", _failed(figures)]
+        for level, figures in measured["gateway"].items()
     ]
-    client = found["client"]
-    where = f"{found['date']}, commit {found['commit']}, {found['cores']} cores"
+    client = measured["client"]
+    where = f"{measured['date']}, commit {measured['commit']}, {measured['cores']} cores"
     return (
-        f"{where}, load average {found['load_before']:.1f} before:\n\n"
-        + _graphs(found["graph"])
+        f"{where}, load average {measured['load_before']:.1f} before:\n\n"
+        + _graphs(measured["graph"])
         + _table(["at once", "Gateway alone: CPU a trial", "trials/s", "failed"], alone)
-        + _tools(found["tools"])
+        + _tools(measured["tools"])
         + f"Session client, from its start to its request: median {client['p50_ms']:.0f} ms of {client['starts']}.\n"
     )

@@ -1,21 +1,28 @@
-"""What must hold for every trial whatever was done to the graph, and what the user saw: pure, from the evidence.
+"""The rules that every trial must keep whatever was done to the graph, and what its user saw.
 
-A trial that met a fault ends once, inside its deadline and the time its clean-up may take; it has
-the reward that its policy earned, or none and a code that says why, never 0; it was run once at
-most; its client says the same as the Gateway. The policy of these trials plays the ground truth, so
-that every reward other than 1 is a fault that somebody else is made to pay for.
+Guarantees:
+- it judges from the evidence alone
+- a trial ends once, within its deadline and the time of its clean-up, and ran at most once
+- it has the reward that its policy earned, or none and a code that says why, never 0
+- its client says the same as the Gateway
+
+The policy of these trials plays the ground truth, so a fault must have caused any reward other than 1.
 """
 
-from collections import Counter
+from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+from proofs.fault_load import Evidence
 from proofs.rig import ENDED
 
-# The janitor's tick, the agent's last breath and the store's, on a busy machine.
+# Time for the Gateway's janitor, the agent and the store on a busy machine.
 OVERHEAD_S = 5
 
 
-def broken_rules(trial, deadline_s, cleanup_s):
-    """Sentences for what does not hold for a trial, none if all does."""
+def broken_rules(trial: Evidence, deadline_s: float, cleanup_s: float) -> list[str]:
+    """A sentence for each rule that a trial broke."""
     snapshot = trial.snapshot
     if snapshot is None:
         return ["lost: the Gateway does not know it"]
@@ -31,7 +38,7 @@ def broken_rules(trial, deadline_s, cleanup_s):
     return broken + ([] if trial.killed else _client(trial, snapshot))
 
 
-def _reward(trial, snapshot):
+def _reward(trial: Evidence, snapshot: dict[str, Any]) -> list[str]:
     if snapshot["reward"] is None:
         code = (snapshot["error"] or {}).get("code")
         return [] if code else ["no reward and no code"]
@@ -39,12 +46,12 @@ def _reward(trial, snapshot):
     return broken if trial.seeds in (1, None) else [*broken, f"rewarded with {trial.seeds} seeds"]
 
 
-def _client(trial, snapshot):
-    """What the trainer got must be what the Gateway has."""
+def _client(trial: Evidence, snapshot: dict[str, Any]) -> list[str]:
+    """The trainer must have got what the Gateway has."""
     broken = ["its client shows a secret" for secret in trial.secrets if secret in trial.words]
     if snapshot["reward"] is not None:
-        told = trial.exit == 0 and (trial.output or {}).get("reward") == snapshot["reward"]
-        return broken if told else [*broken, f"rewarded, and its client ended with {trial.exit}"]
+        handed_on = trial.exit == 0 and (trial.output or {}).get("reward") == snapshot["reward"]
+        return broken if handed_on else [*broken, f"rewarded, and its client ended with {trial.exit}"]
     lines = trial.words.splitlines()
     if trial.exit == 0 or trial.output is not None:
         broken.append("no reward, and its client wrote one")
@@ -53,8 +60,8 @@ def _client(trial, snapshot):
     return broken
 
 
-def label(trial):
-    """How a trial ended, for a count: `rewarded`, or its code and type."""
+def label(trial: Evidence) -> str:
+    """How a trial ended: `rewarded`, or its code and type."""
     snapshot = trial.snapshot or {}
     if snapshot.get("reward") is not None:
         return "rewarded"
@@ -62,15 +69,15 @@ def label(trial):
     return " ".join(error[key] for key in ("code", "type") if error.get(key)) or "unknown"
 
 
-def counted(trials):
+def counted(trials: list[Evidence]) -> dict[str, int]:
     """{label: how many}, most first."""
     return dict(Counter(map(label, trials)).most_common())
 
 
-def last_words(trials):
-    """One line of a client for each kind of end without a reward: {label: text}."""
-    found = {}
+def last_words(trials: list[Evidence]) -> dict[str, str]:
+    """{label: what a client said} for each kind of end without a reward."""
+    words = {}
     for trial in trials:
         if trial.words:
-            found.setdefault(label(trial), trial.words.strip().replace(trial.request_id, "relax-…")[:300])
-    return found
+            words.setdefault(label(trial), trial.words.strip().replace(trial.request_id, "relax-…")[:300])
+    return words

@@ -1,12 +1,17 @@
-"""The fault matrix as text: one line for the terminal, a table for people, the same table in
-tests/MEASURED.md.
+"""The fault matrix as text: a line for the terminal, and the table in matrix.md and tests/MEASURED.md.
 
-Reads and writes results; runs nothing. That table has a row for every fault: one without a
-result says so, and one that was not held is refused.
+Guarantees:
+- it reads and writes results, and runs nothing
+- the published table has a row for every fault, also for one without a result
+- a fault that was not held is never published
 """
+
+from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 from common.failure import Failure, printable
 from proofs import published
@@ -18,20 +23,23 @@ HEADER = """| fault | how the trials ended | what the user sees | back after | d
 WORDS = 200
 
 
-def read(folder):
-    """{name: line} of the results in a folder."""
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """{fault: line} of the results in a folder."""
     path = folder / "matrix.json"
     return json.loads(path.read_text())["faults"] if path.exists() else {}
 
 
-def summary(line):
+def _ends(line: dict[str, Any]) -> str:
+    return ", ".join(f"{count} {label}" for label, count in line["ended"].items())
+
+
+def summary(line: dict[str, Any]) -> str:
     """A line's ends in a few words."""
-    ends = ", ".join(f"{count} {label}" for label, count in line["ended"].items())
-    return f"{ends}; back after {line['back_s']} s" if line["held"] else f"NOT HELD; {ends}"
+    return f"{_ends(line)}; back after {line['back_s']} s" if line["held"] else f"NOT HELD; {_ends(line)}"
 
 
-def seen(line):
-    """What a session client said, of the most frequent end without a reward."""
+def seen(line: dict[str, Any]) -> str:
+    """What a session client said at the most frequent end without a reward."""
     failing = [label for label in line["ended"] if label in line["words"]]
     if not failing:
         return "nothing: exit 0, rewards written"
@@ -45,29 +53,28 @@ def seen(line):
     return f"exit {status}: `{text[:WORDS]}`".replace("|", "\\|")
 
 
-def back(line):
+def back(line: dict[str, Any]) -> str:
     if not line["held"]:
         return "**not held**"
     return f"{line['back_s']} s" if line["was_down"] else "was never away"
 
 
-def row(name, line):
+def row(name: str, line: dict[str, Any] | None) -> str:
     if line is None:
         return f"| {FAULTS[name].what} | | **not run** | | |\n"
     where = f"{line['date']}, {line['commit']}"
     if "not_run" in line:
         return f"| {line['what']} | | **not run**: {line['not_run']} | | {where} |\n"
-    ends = ", ".join(f"{count} {label}" for label, count in line["ended"].items())
-    return f"| {line['what']} | {ends} | {seen(line)} | {back(line)} | {where} |\n"
+    return f"| {line['what']} | {_ends(line)} | {seen(line)} | {back(line)} | {where} |\n"
 
 
-def markdown(lines):
-    """The table of the results that are there, in the order of the matrix."""
+def markdown(lines: dict[str, dict[str, Any]]) -> str:
+    """The table of the given results, in the order of the matrix."""
     return HEADER + "".join(row(name, lines[name]) for name in FAULTS if name in lines)
 
 
-def publish(folder):
-    """Write the table into tests/MEASURED.md. Raises Failure where a line was not held, and where there is none."""
+def publish(folder: Path) -> None:
+    """Write the table into tests/MEASURED.md. Raises Failure for a line that was not held, and without results."""
     lines = read(folder)
     if not lines:
         raise Failure(

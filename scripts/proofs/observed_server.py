@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
-"""Runs a server of the graph as it is, but for two things that the fault matrix needs; on loopback, for it alone.
+"""Run a server of the fault matrix's graph with a movable clock and a record of its seeds.
 
-The wall clock, as `time.time` shows it, is off by the seconds in OBSERVED/clock, read anew at each
-call (the machine's own clock is left alone); and the resource server notes each session it is
-seeded with in OBSERVED/seeds, a rollout id a line. Bash reads `hook` before it starts a server,
-by way of BASH_ENV.
+Guarantees:
+- `time.time` is off by the seconds in OBSERVED/clock, read at each call; the machine's clock is left alone
+- the resource server appends the rollout id of each session that it is seeded with to OBSERVED/seeds
+- all else of the server is as it is
 
-  scripts/observed_server.py app.py
+Bash reads `hook` before it starts a server, because BASH_ENV names it:
+
+  scripts/proofs/observed_server.py app.py
 """
+
+from __future__ import annotations
 
 import os
 import runpy
 import shlex
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 OBSERVED = "WORKPLACE_OBSERVED"
 
 
-def hook(folder):
-    """Variables for a graph whose servers run observed; the files go into `folder`."""
+def hook(folder: Path) -> dict[str, str]:
+    """Variables for a graph whose servers run observed, with their files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "clock").write_text("0")
     (folder / "seeds").touch()
@@ -29,43 +34,37 @@ def hook(folder):
     return {OBSERVED: str(folder), "BASH_ENV": str(folder / "hook")}
 
 
-def set_clock(folder, seconds):
+def set_clock(folder: Path, seconds: float) -> None:
     """Put the servers' wall clock off by `seconds`."""
     beside = folder / "clock.part"
     beside.write_text(str(seconds))
     os.replace(beside, folder / "clock")
 
 
-def seeds(folder):
+def seeds(folder: Path) -> dict[str, int]:
     """{rollout id: times that it was seeded}"""
-    found = {}
-    for rollout_id in (folder / "seeds").read_text().splitlines():
-        found[rollout_id] = found.get(rollout_id, 0) + 1
-    return found
+    return dict(Counter((folder / "seeds").read_text().splitlines()))
 
 
-def skew(folder):
+def skew(folder: Path) -> None:
     true_time = time.time
     time.time = lambda: true_time() + float((folder / "clock").read_text())
 
 
-def note_seeds(folder):
+def note_seeds(folder: Path) -> None:
     from resources_servers.workplace_assistant.sessions import Sessions
 
     seeded = Sessions.open
 
-    def observed(self, session_id, rollout_id, *rest):
+    def observed(self, session_id, rollout_id, tool_env):
         with open(folder / "seeds", "a") as notes:
             notes.write(f"{rollout_id}\n")
-        return seeded(self, session_id, rollout_id, *rest)
+        return seeded(self, session_id, rollout_id, tool_env)
 
     Sessions.open = observed
 
 
-def main():
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        print(__doc__.strip())
-        return 0 if len(sys.argv) == 2 else 2
+def main() -> None:
     folder, program = Path(os.environ[OBSERVED]), Path(sys.argv[1]).resolve()
     del sys.argv[0]
     sys.path[0] = str(program.parent)
@@ -76,4 +75,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

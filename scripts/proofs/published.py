@@ -1,7 +1,10 @@
-"""The file of measured tables, tests/MEASURED.md: commands write its parts, nobody types a figure.
+"""The file of measured tables, tests/MEASURED.md, whose parts are written by commands.
 
-A part stands between `<!-- name: written by `COMMAND` -->` and `<!-- /name -->`. Guarantees: only what
-is between is replaced, and the file is whole at any moment.
+A part stands between `<!-- name: written by `COMMAND` -->` and `<!-- /name -->`.
+
+Guarantees:
+- only the text between the marks is replaced
+- the file is whole at any moment
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ MEASURED = ROOT / "tests" / "MEASURED.md"
 
 
 def part(text: str, name: str) -> tuple[str, str, str]:
-    """(all before the part, the part, all after it). Raises Failure where the file has lost its place."""
+    """(text before the part, the part, text after it). Raises Failure if the file has lost the marks."""
     start, end = f"<!-- {name}: written by `", f"<!-- /{name} -->"
-    before, found, rest = text.partition(start)
+    before, opened, rest = text.partition(start)
     command, closed, rest = rest.partition("` -->\n")
     inside, ended, after = rest.partition(end)
-    if not (found and closed and ended):
+    if not (opened and closed and ended):
         raise Failure(f"{MEASURED} has lost the place of a part, {start}… {end}: git checkout {MEASURED}")
     return before + start + command + closed, inside, end + after
 

@@ -1,56 +1,63 @@
-"""What a report is about: the samples of an evaluation result, of rollout dumps, or of the last run, in one shape.
+"""The samples that a report is about: of an evaluation, of rollout dumps, or of the last run, in the same shape.
 
-A sample is {"row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds",
-"usage", "metrics", "request_id", "input", "ground_truth", "output"}; what a source does not tell is
-None, `input` and `output` are Responses items, and samples with the same `row` are of one row.
-Guarantees: a ground truth is taken from a rows file only for the row of the same id and category; a
-fault of the files is named by file and line. Only reads.
+Guarantees: a ground truth is taken from a rows file only for the row of the same id and category; a fault of the files
+is named by file and line. Only reads.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from common.failure import Failure
-from common.settings import ROOT, existing
+from common.settings import ROOT, Settings, existing
 from evaluation import files
 from inputs import rows
 from policy import transcript
-from rollouts import runs, sample_fields
+from rollouts import runs
+from rollouts.samples import number
 
 EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
-KEYS = ("row", "row_id", "category", "repeat", "step", "status", "reward", "error", "seconds", "usage")
-KEYS += ("metrics", "request_id", "input", "ground_truth", "output")
 
 
-class Source:
+class Sample(files.Sample):
+    """A sample of an evaluation or a dump: what a source does not hold is None, and `step` is a trainer's rollout."""
+
+    step: int | None
+
+
+class Source(NamedTuple):
     """A run to report on: kind, name, facts as {name: value}, the path its report goes to, and samples."""
 
-    def __init__(self, kind, name, facts, target, samples):
-        self.kind, self.name, self.facts, self.target, self.samples = kind, name, facts, target, samples
+    kind: str
+    name: str
+    facts: dict[str, Any]
+    target: Path
+    samples: list[Sample]
 
 
-def find(settings):
-    """The run that RUN names, or the newest rehearsal or training. Raises Failure, also where it holds no sample."""
+def find(settings: Settings) -> Source:
+    """The run that RUN names, or the newest rehearsal or training. Raises Failure, also if it holds no sample."""
     source = _find(settings, settings.RUN)
     if not source.samples:
         raise Failure(f"{source.name}: holds no samples; there is nothing to report")
     return source
 
 
-def _find(settings, named):
-    if not named:
+def _find(settings: Settings, name: str) -> Source:
+    if not name:
         return of_run(settings, runs.newest(settings))
-    if path := existing(named, ROOT / named, settings.DATA_ROOT / "eval" / named):
+    if path := existing(name, ROOT / name, settings.DATA_ROOT / "eval" / name):
         return of_path(settings, path.resolve())
     for path in runs.rehearsals(settings):
-        if path.stem == named:
+        if path.stem == name:
             return of_path(settings, path)
     known = sorted(path.parent.name for path in (settings.DATA_ROOT / "eval").glob(f"*/{files.CONFIG}"))
     have = f"evaluations there: {', '.join(known)[:300]}" if known else "`make eval` writes evaluations"
-    raise Failure(f"RUN={named}: no file, no folder, and no evaluation in {settings.DATA_ROOT}/eval; {have}")
+    raise Failure(f"RUN={name}: no file, no folder, and no evaluation in {settings.DATA_ROOT}/eval; {have}")
 
 
-def of_path(settings, path):
+def of_path(settings: Settings, path: Path) -> Source:
     """The run in a file or folder. Raises Failure."""
     if path.is_file() and path.name in EVALUATION:
         path = path.parent
@@ -58,40 +65,39 @@ def of_path(settings, path):
         return of_run(settings, runs.of_dump(path))
     if (path / files.CONFIG).is_file():
         return of_evaluation(path)
-    folder = next((each for each in (path, path / DUMPS) if any(each.glob("*.jsonl"))), None)
+    folder = next((folder for folder in (path, path / DUMPS) if any(folder.glob("*.jsonl"))), None)
     if folder is None:
         raise Failure(f"RUN={path}: holds neither {files.CONFIG} of an evaluation nor *.jsonl of rollouts")
-    dumps = sorted(folder.glob("*.jsonl"))
-    return of_run(
-        settings, runs.Run(path.name, folder, [each for dump in dumps for each in runs.of_dump(dump).samples])
-    )
+    samples = [sample for dump in sorted(folder.glob("*.jsonl")) for sample in runs.of_dump(dump).samples]
+    return of_run(settings, runs.Run(path.name, folder, samples))
 
 
 # --- evaluations ---------------------------------------------------------------------------
 
 
-def of_evaluation(folder):
+def of_evaluation(folder: Path) -> Source:
     """The result folder of `make eval`, finished or not."""
-    found = files.read_folder(folder)
-    graded, failed = map(_evaluated, found.samples), list(map(_evaluated, found.failures))
-    # A failed sample's line does not repeat the row; another repeat of it does.
-    shared = {item["row"]: item for item in found.samples}
+    evaluation = files.read_folder(folder)
+    graded, failed = map(_evaluated, evaluation.samples), list(map(_evaluated, evaluation.failures))
+    # The line of a failed sample does not repeat the row; another sample of that row holds it.
+    known = {item["row"]: item for item in evaluation.samples}
     for item in failed:
-        known = shared.get(item["row"], {})
-        item |= {key: known.get(key) for key in ("input", "ground_truth") if item[key] is None}
+        same_row = known.get(item["row"], {})
+        for key in ("input", "ground_truth"):
+            item[key] = same_row.get(key) if item[key] is None else item[key]
     samples = sorted([*graded, *failed], key=lambda item: (item["row"], item["repeat"]))
-    return Source("evaluation", folder.name, found.config, folder / "report.html", samples)
+    return Source("evaluation", folder.name, evaluation.config or {}, folder / "report.html", samples)
 
 
-def _evaluated(item):
-    """One line of an evaluation as a sample."""
-    return {key: item.get(key) for key in KEYS}
+def _evaluated(item: Any) -> Sample:
+    """A line of an evaluation as a sample."""
+    return Sample(**{key: item.get(key) for key in Sample.__annotations__})
 
 
 # --- rollout dumps -------------------------------------------------------------------------
 
 
-def of_run(settings, run):
+def of_run(settings: Settings, run: runs.Run) -> Source:
     """A rehearsal's or a training run's dumps."""
     trained = not any("row_id" in item for _, item in run.samples)
     known = {} if trained else rows_by_id(settings)
@@ -102,14 +108,14 @@ def of_run(settings, run):
     return Source("training" if trained else "rehearsal", run.id, {"dump": str(path)}, target, samples)
 
 
-def rows_by_id(settings):
-    """{row id: row} of the rows that NEMO_GYM_SOURCE_DATA or SPLIT names, {} where there are none."""
+def rows_by_id(settings: Settings) -> dict[Any, rows.Row]:
+    """{row id: row} of the rows that NEMO_GYM_SOURCE_DATA or SPLIT names, {} without that file."""
     path = settings.rows_path()
     return {row["id"]: row for row in rows.read_rows(path)} if path.exists() else {}
 
 
-def number_rows(samples):
-    """Number the rows of dumped samples as they come: by the row's id, else by group; else each is a row of its own."""
+def number_rows(samples: list[Sample]) -> None:
+    """Number the rows of dumped samples as they come: by id, else by group; else each sample is a row of its own."""
     numbers = {}
     for nth, sample in enumerate(samples):
         group = None if sample["row"] is None else (sample["step"], sample["row"])
@@ -118,11 +124,15 @@ def number_rows(samples):
         sample["row"] = numbers.setdefault(key, len(numbers))
 
 
-def _dumped(item, known):
-    """One line of a rollout dump as a sample."""
+def _dumped(item: Any, known: Mapping[Any, Mapping[str, Any]]) -> Sample:
+    """A line of a rollout dump as a sample; `row` is its group until the rows are numbered."""
     row = known.get(item.get("row_id"), {})
     row = row if row.get("category") == item.get("category") else {}
     tokens = item.get("prompt_token_count"), item.get("response_token_count")
+    reward = item["reward"] if number(item["reward"]) else None
+    error = {"code": str(item["truncated_by"])} if item.get("truncated_by") else None
+    if item.get("error") or reward is None:
+        error = {"code": "no_reward", "cause": str(item.get("error") or f"reward {item['reward']!r}")}
     return {
         "row": item.get("group_id"),
         "row_id": item.get("row_id"),
@@ -130,8 +140,8 @@ def _dumped(item, known):
         "repeat": item.get("sample_index"),
         "step": item.get("rollout_id"),
         "status": item["status"],
-        "reward": None if item.get("error") else _finite(item["reward"]),
-        "error": _fault(item),
+        "reward": None if item.get("error") else reward,
+        "error": error,
         "seconds": item.get("seconds"),
         "usage": None if None in tokens else {"input_tokens": tokens[0], "output_tokens": tokens[1]},
         "metrics": {"model_calls": item["agent_turns"]},
@@ -142,18 +152,7 @@ def _dumped(item, known):
     }
 
 
-def _finite(reward):
-    """A reward that is a number, or None."""
-    return reward if sample_fields.number(reward) else None
-
-
-def _fault(item):
-    if item.get("error") or _finite(item["reward"]) is None:
-        return {"code": "no_reward", "cause": str(item.get("error") or f"reward {item['reward']!r}")}
-    return {"code": str(item["truncated_by"])} if item.get("truncated_by") else None
-
-
-def calls(sample):
+def calls(sample: Sample) -> list[dict[str, Any]]:
     """The tool calls that the verifier saw, in order: [{"name", "arguments"}]."""
-    made = [item for item in sample["output"] or [] if isinstance(item, dict) and item.get("type") == "function_call"]
-    return [{"name": str(item.get("name")), "arguments": item.get("arguments")} for item in made]
+    items = [item for item in sample["output"] or [] if isinstance(item, dict) and item.get("type") == "function_call"]
+    return [{"name": str(item.get("name")), "arguments": item.get("arguments")} for item in items]

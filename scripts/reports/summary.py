@@ -1,15 +1,17 @@
-"""A run in sum, as the report's first screen shows it: pass rate with interval, figures, plots.
+"""The summary of a run, as the report's first screen shows it: pass rate with interval, figures, plots.
 
-Guarantees: samples without a reward are counted apart and are in no rate; a share is given with
-the number of samples it is of. The mathematics is eval_metrics.py's, with samples of one row as a
-cluster; this only chooses what is shown.
+Guarantees: samples without a reward are counted separately and are in no rate; a share is shown with its number of
+samples. The formulas are in evaluation/metrics.py, with the samples of a row as a cluster; this file only chooses what
+is shown.
 """
 
 import statistics
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from evaluation import metrics
-from reports import samples as report_samples
+from reports.samples import Sample, calls
 from servers import replay
 
 PLOT_LINES, COUNTED_LINES = 40, 10
@@ -23,8 +25,8 @@ WORDS = {
 }
 
 
-def summary(samples, reasons):
-    """What the page shows above its table: {"rate", "tiles", "plots"}; `reasons` are report_reasons' of each sample."""
+def summary(samples: list[Sample], reasons: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the page shows above its table: {"rate", "tiles", "plots"}; `reasons` are those of reasons.explain."""
     graded = [sample for sample in samples if sample["reward"] is not None]
     return {
         "rate": _rate(graded) | {"note": _note(graded)},
@@ -33,12 +35,12 @@ def summary(samples, reasons):
     }
 
 
-def _rate(samples):
-    """{"value", "low", "high"}, None each without samples."""
-    return metrics.rate(metrics.per_row(samples)) or dict.fromkeys(("value", "low", "high"))
+def _rate(samples: list[Sample]) -> dict[str, Any]:
+    """{"value", "low", "high"}, all None without samples."""
+    return dict(metrics.rate(metrics.per_row(samples)) or dict.fromkeys(("value", "low", "high")))
 
 
-def _note(graded):
+def _note(graded: list[Sample]) -> str:
     known = {sample["row"]: sample["ground_truth"] for sample in graded if sample["ground_truth"] is not None}
     note = f"{len(graded):,} samples with a reward, of {len({sample['row'] for sample in graded}):,} rows"
     if not known:
@@ -50,8 +52,8 @@ def _note(graded):
 # --- figures: (label, value, note) ---------------------------------------------------------
 
 
-def _counts(samples, graded):
-    passed = sum(sample["reward"] >= metrics.PASSED for sample in graded)
+def _counts(samples: list[Sample], graded: list[Sample]) -> list[tuple[str, str, str]]:
+    passed = sum(passed for passed, _ in metrics.per_row(graded))
     return [
         ("Samples", f"{len(samples):,}", f"{len({sample['row'] for sample in samples}):,} rows"),
         ("Passed", f"{passed:,}", "reward 1"),
@@ -61,8 +63,8 @@ def _counts(samples, graded):
     ]
 
 
-def _several(graded):
-    """Rates over several tries of a row, for the greatest number of tries that there is."""
+def _several(graded: list[Sample]) -> list[tuple[str, str, str]]:
+    """Rates over several tries of a row, for the greatest number of tries."""
     rows = metrics.per_row(graded)
     most = max((count for _, count in rows), default=0)
     if most < 2:
@@ -74,9 +76,9 @@ def _several(graded):
     ]
 
 
-def _behaviour(samples, reasons):
+def _behaviour(samples: list[Sample], reasons: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     steps = [step for reason in reasons for step in reason["steps"]]
-    called = [len(report_samples.calls(sample)) for sample in samples if sample["output"] is not None]
+    called = [len(calls(sample)) for sample in samples if sample["output"] is not None]
     seconds = [sample["seconds"] for sample in samples if sample["seconds"] is not None]
     tokens = [sample["usage"].get("output_tokens") or 0 for sample in samples if sample["usage"]]
     if called:
@@ -92,15 +94,15 @@ def _behaviour(samples, reasons):
 # --- plots ---------------------------------------------------------------------------------
 
 
-def _plots(samples, graded, reasons):
+def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield _by("Pass rate by category", graded, lambda sample: sample["category"], filters=True)
     yield _by("Pass rate by ground-truth calls", graded, _truth_calls)
     if len({sample["step"] for sample in samples}) > 1:
         yield _by("Pass rate by rollout", graded, lambda sample: sample["step"])
     differing = Counter(
-        kind
+        words
         for reason in reasons
-        for kind in {f"{each['table']}: {WORDS[each['kind']]}" for each in reason["differences"]}
+        for words in {f"{place['table']}: {WORDS[place['kind']]}" for place in reason["differences"]}
     )
     yield _counted("What differs where it did not pass", differing, "samples; one may differ in several ways", "bad")
     ends = Counter(
@@ -109,11 +111,11 @@ def _plots(samples, graded, reasons):
     yield _counted("Ended without a reward", ends, "samples by code; never counted as zeros", "warn")
 
 
-def _truth_calls(sample):
+def _truth_calls(sample: Sample) -> int | None:
     return None if sample["ground_truth"] is None else len(sample["ground_truth"])
 
 
-def _by(title, graded, key, filters=False):
+def _by(title: str, graded: list[Sample], key: Callable[[Sample], Any], filters: bool = False) -> dict[str, Any]:
     """Pass rates with intervals, a line for each value of `key` (None: left out); with `filters` a line is a button."""
     parts = {}
     for sample in graded:
@@ -125,12 +127,12 @@ def _by(title, graded, key, filters=False):
     return {"title": title, "note": f"with 95 % intervals{more}", "style": "bar", "lines": lines}
 
 
-def _line(value, samples):
+def _line(value: Any, samples: list[Sample]) -> dict[str, Any]:
     rate = _rate(samples)
     return rate | {"label": str(value), "figure": f"{100 * rate['value']:.1f} %", "note": f"of {len(samples):,}"}
 
 
-def _counted(title, counts, note, style):
+def _counted(title: str, counts: Counter[str], note: str, style: str) -> dict[str, Any]:
     """Counts, the greatest first."""
     most = counts.most_common(COUNTED_LINES)
     lines = [

@@ -1,19 +1,27 @@
-"""Agent processes as the trainer starts them: `/bin/bash -lc COMMAND`, each in a process group of its own.
+"""Agent processes as the trainer starts them: `/bin/bash -lc COMMAND`, each in its own process group.
 
-Guarantees: an agent that outlives its time gets SIGTERM and, five seconds later, SIGKILL, its
-whole group with it; whatever an agent leaves behind in its group ends when it does, in the
-same two steps; no group is signalled after its leader was reaped, so no stranger's process
-can be hit; after `stop` none starts. It does not judge what an agent wrote.
+Guarantees:
+- an agent that outlives its time gets SIGTERM and, five seconds later, SIGKILL, with its whole group
+- processes that an agent leaves behind in its group are ended in the same two steps
+- no group is signalled after its leader was reaped, so no stranger's process can be hit
+- after `stop` no agent starts
+- what an agent wrote is not judged
 """
+
+from __future__ import annotations
 
 import os
 import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
+from typing import IO
+
+from gateway.launch import PREFIX
 
 KILL_AFTER_S = 5
-# The driver's own credential for a model endpoint is nobody else's.
+# Agents must not see the driver's credential for a model endpoint.
 KEPT_BACK = ("MODEL_API_KEY",)
 
 
@@ -24,16 +32,16 @@ class Stopping(Exception):
 class Agent:
     """One process group, from its start to its end."""
 
-    def __init__(self, process):
+    def __init__(self, process: subprocess.Popen):
         self.process, self.expired = process, False
         self.lock, self.ended = threading.Lock(), threading.Event()
 
-    def wait(self, timeout_s):
+    def wait(self, timeout_s: float) -> int | None:
         """Wait for the end: the exit status, or None if the time ran out first."""
         timer = threading.Timer(timeout_s, self._expire)
         timer.daemon = True
         timer.start()
-        # The leader is not reaped yet: as long as it is there, its group's number is not given away.
+        # As long as the leader is not reaped, no other group can get its number.
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         with self.lock:
             self.ended.set()
@@ -42,19 +50,19 @@ class Agent:
         status = self.process.wait()
         return None if self.expired else status
 
-    def _expire(self):
+    def _expire(self) -> None:
         with self.lock:
             self.expired = not self.ended.is_set()
         self.end()
 
-    def end(self):
-        """SIGTERM to the group; SIGKILL if it is still there five seconds later."""
+    def end(self) -> None:
+        """Send SIGTERM to the group, and SIGKILL if it is still there five seconds later."""
         self._signal(signal.SIGTERM)
         if not self.ended.wait(KILL_AFTER_S):
             self._signal(signal.SIGKILL)
 
-    def _end_rest(self):
-        """End what the leader left in its group, with time for a login shell's start-up to drop its locks."""
+    def _end_rest(self) -> None:
+        """End what the leader left in its group; a login shell's start-up gets time to drop its locks."""
         for number, patience_s in ((signal.SIGTERM, KILL_AFTER_S), (signal.SIGKILL, 1)):
             if not _rest(self.process.pid):
                 return
@@ -63,28 +71,28 @@ class Agent:
             while _rest(self.process.pid) and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-    def _signal(self, number):
+    def _signal(self, number: int) -> None:
         with self.lock:
             if not self.ended.is_set():
                 _signal_group(self.process.pid, number)
 
 
-def _rest(group):
-    """Live processes of a group, its leader apart."""
+def _rest(group: int) -> list[int]:
+    """The live processes of a group without its leader."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != group and _in(pid, group)]
 
 
-def _in(pid, group):
+def _in(pid: int, group: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, _, number = file.read().rpartition(b")")[2].split()[:3]
     except OSError:
-        # It ended since the listing.
+        # It ended after it was listed.
         return False
     return int(number) == group and state != b"Z"
 
 
-def _signal_group(group, number):
+def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -95,14 +103,15 @@ def _signal_group(group, number):
 class Agents:
     """All agents of a driver: `run` one from any thread, `stop` all."""
 
-    def __init__(self, command, cwd, environment, timeout_s):
+    def __init__(self, command: str, cwd: Path | str, environment: dict[str, str], timeout_s: float):
         self.command, self.cwd, self.timeout_s = command, cwd, timeout_s
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RELAX_") and k not in KEPT_BACK}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) and k not in KEPT_BACK}
         self.environment = inherited | environment
-        self.lock, self.running, self.stopping = threading.Lock(), set(), False
+        self.lock, self.stopping = threading.Lock(), False
+        self.running: set[Agent] = set()
 
-    def run(self, variables, log):
-        """Run the command to its end, its output into the open file `log`: as Agent.wait. Raises Stopping."""
+    def run(self, variables: dict[str, str], log: IO[bytes]) -> int | None:
+        """Run the command to its end, with its output in `log`; returns as Agent.wait. Raises Stopping."""
         with self.lock:
             if self.stopping:
                 raise Stopping
@@ -114,7 +123,7 @@ class Agents:
             with self.lock:
                 self.running.discard(agent)
 
-    def _start(self, variables, log):
+    def _start(self, variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen:
         return subprocess.Popen(
             ["/bin/bash", "-lc", self.command],
             cwd=self.cwd,
@@ -125,8 +134,8 @@ class Agents:
             start_new_session=True,
         )
 
-    def stop(self):
-        """End all agents, side by side; does not wait for it."""
+    def stop(self) -> None:
+        """Begin to end all agents, all at once."""
         with self.lock:
             self.stopping = True
             for agent in self.running:

@@ -1,34 +1,40 @@
-"""The rollout dump: one JSON object a sample, its group's advantages, and what it says in sum.
+"""The rollout dump: one JSON object a sample, with the advantages of its group, and its figures in sum.
 
-Guarantees: the dump appears whole at its path or not at all; while samples come in they are
-in `<dump>.partial`, one line each; a group with a failed sample has no advantages. Advantages
-are GRPO's: (reward - group mean) / (group std + 1e-6), the std that of a sample (n - 1), as
-the trainer's tensor library has it; 0 where all rewards are equal, and for a group of one.
+Guarantees:
+- the dump appears whole at its path or not at all; until then samples are lines of `<dump>.partial`
+- a group with a failed sample has no advantages
+- advantages are GRPO's: (reward - group mean) / (group std + 1e-6), with the std of a sample (n - 1), as in
+  the trainer's tensor library; 0 if all rewards are equal, and in a group of one
 """
+
+from __future__ import annotations
 
 import json
 import statistics
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from common.failure import Failure
 from common.files import write_whole
+from policy.model_api import Session
 from policy.transcript import transcript
-from rollouts import sample_fields
+from rollouts.samples import DUMPED, DumpRecord, fit
 
 EPSILON = 1e-6
-# What every dump has, the trainer's too.
+# Fields of every dump, the trainer's too.
 NEEDED = {"status", "reward", "agent_turns", "response"}
 
 
-def record(index, group, metadata, session, result, error):
-    """One line of the dump: the trainer's fields first, then those only a rehearsal adds.
-
-    `metadata` is the row's, `session` the model API's Session, `result` the agent's output
-    ({} with an `error`).
-    """
+def record(
+    index: int, group: int, session: Session, result: dict[str, Any], error: str | None, seconds: float
+) -> DumpRecord:
+    """A line of the dump; `result` is the agent's output, {} with an `error`."""
     trial = result.get("metadata")
     trial = trial.get("nemo_gym") if isinstance(trial, dict) else None
     trial = trial if isinstance(trial, dict) else {}
+    metadata = session.task["metadata"]
     prompt, response, total = session.token_counts()
     return {
         "rollout_id": 0,
@@ -50,54 +56,58 @@ def record(index, group, metadata, session, result, error):
         "history_branches": session.branches,
         "input": session.task.get("messages"),
         "ground_truth": metadata.get("ground_truth"),
+        "seconds": seconds,
     }
 
 
-def _budget(trial, session):
-    """Which budget cut the sample short: the trial's own code, the model's reason, or the agent's steps."""
+def _budget(trial: dict[str, Any], session: Session) -> str:
+    """The budget that cut a sample short: the trial's own code, the model's reason, or the agent's steps."""
     error = trial.get("error")
     code = error.get("code") if isinstance(error, dict) else None
     return code or session.incomplete or "max_steps"
 
 
-def advantages(rewards):
-    """Advantages of one group's rewards, in their order."""
+def advantages(rewards: list[float]) -> list[float]:
+    """The advantages of one group's rewards, in their order."""
     mean = statistics.fmean(rewards)
     spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     return [(reward - mean) / (spread + EPSILON) if spread else 0.0 for reward in rewards]
 
 
-def groups(records):
+def _rewards(members: list[DumpRecord]) -> list[float] | None:
+    """The rewards of a group; None if a sample of it failed."""
+    if any(item["error"] for item in members):
+        return None
+    return [item["reward"] for item in members if item["reward"] is not None]
+
+
+def groups(records: Iterable[DumpRecord]) -> dict[Any, list[DumpRecord]]:
     """{group id: its records}, in the records' order."""
-    found = {}
+    members: dict[Any, list[DumpRecord]] = {}
     for item in records:
-        found.setdefault(item["group_id"], []).append(item)
-    return found
+        members.setdefault(item["group_id"], []).append(item)
+    return members
 
 
-def set_advantages(records):
+def set_advantages(records: list[DumpRecord]) -> None:
     """Give each sample its advantage, by group; a group with a failed sample keeps null."""
     for members in groups(records).values():
-        if not any(item["error"] for item in members):
-            values = advantages([item["reward"] for item in members])
-            for item, value in zip(members, values, strict=True):
+        if rewards := _rewards(members):
+            for item, value in zip(members, advantages(rewards), strict=True):
                 item["advantage"] = value
 
 
-def summary(records):
-    """What the records say in sum: counts, and the mean reward of the groups that were kept (None if none was)."""
-    kept, dropped = [], 0
-    for members in groups(records).values():
-        failed = any(item["error"] for item in members)
-        dropped += failed
-        kept += [] if failed else [[item["reward"] for item in members]]
-    rewards = [reward for members in kept for reward in members]
+def summary(records: list[DumpRecord]) -> dict[str, Any]:
+    """Counts over the records, and the mean reward of the groups without a failed sample (None without one)."""
+    every = [_rewards(members) for members in groups(records).values()]
+    kept = [rewards for rewards in every if rewards is not None]
+    rewards = [reward for group in kept for reward in group]
     return {
         "samples": len(records),
         "failed_samples": sum(bool(item["error"]) for item in records),
-        "groups": len(kept) + dropped,
-        "mixed_groups": sum(min(members) != max(members) for members in kept),
-        "dropped_groups": dropped,
+        "groups": len(every),
+        "mixed_groups": sum(min(group) != max(group) for group in kept),
+        "dropped_groups": len(every) - len(kept),
         "mean_reward": statistics.fmean(rewards) if rewards else None,
         "model_calls": sum(item["agent_turns"] for item in records),
         "statuses": dict(Counter(item["status"] for item in records)),
@@ -107,7 +117,7 @@ def summary(records):
 class Dump:
     """A dump being written: `add` samples as they end, then `finish`."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path):
         """Open `<path>.partial`. Raises Failure if it cannot be written or `path` exists."""
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         if path.exists():
@@ -118,29 +128,32 @@ class Dump:
         except OSError as error:
             raise Failure(f"{self.partial}: {error.strerror}") from None
 
-    def add(self, item):
+    def add(self, item: DumpRecord) -> None:
         self._file.write(json.dumps(item) + "\n")
         self._file.flush()
 
-    def finish(self, records):
-        """Put all records at the path, in order, and drop the partial file."""
+    def finish(self, records: list[DumpRecord]) -> None:
+        """Write all records to the path, in order, and remove the partial file."""
         write_whole(self.path, (json.dumps(item) + "\n" for item in records))
         self.close()
         self.partial.unlink()
 
-    def close(self):
+    def close(self) -> None:
         self._file.close()
 
 
-def read_dump(path):
-    """Read a dump: its records. Raises Failure with file and line."""
-    records = []
+def _is_record(item: Any) -> bool:
+    return isinstance(item, dict) and item.keys() >= NEEDED and fit(item, DUMPED)
+
+
+def read_dump(path: Path) -> list[DumpRecord]:
+    """The records of a dump. Raises Failure with file and line."""
+    records: list[DumpRecord] = []
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 item = json.loads(line)
-                whole = isinstance(item, dict) and item.keys() >= NEEDED
-                if not whole or not sample_fields.fit(item, sample_fields.DUMPED):
+                if not _is_record(item):
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
     except OSError as error:

@@ -1,56 +1,51 @@
 #!/usr/bin/env python3
 """Roll the rows out in a Ray job: submit it, follow it to its end, and give its verdict.
 
-On this machine: a private one-node Ray is started (about 20 s) or reused, and the rehearsal
-driver runs in it in the trainer's place. With RAY_ADDRESS the same job goes to that cluster,
-which sees this clone and RUN_DIR at the same paths. Guarantees: the exit status follows the
-job's status alone; a job that does not start within JOB_PENDING_TIMEOUT_S is stopped, and so
-is one whose submission is interrupted; credentials stand neither in the job's command line
-nor in its variables. The private Ray stays up for the next run; `make stop` ends it.
+On this machine: a private one-node Ray is started (about 20 s) or reused, and the rehearsal driver runs in
+it in the trainer's place. With RAY_ADDRESS the same job goes to that cluster, which sees this clone and
+RUN_DIR at the same paths. The private Ray stays up for the next run; `make stop` ends it.
+
+Guarantees:
+- the exit status follows the job's status alone
+- a job that does not start within JOB_PENDING_TIMEOUT_S is stopped, and so is one that is interrupted
+- no credential is in the job's command line or variables
 
     make smoke                                  # this is its stage "Ray job"
     PYTHONPATH=scripts .venv/bin/python -m rollouts.submit --split validation --limit 32
 """
 
-import shlex
-import signal
-import sys
+from __future__ import annotations
 
-from cluster import follow, jobs, nodes
-from cluster.jobs import Interrupted, interrupt
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from cluster import follow, foreground, jobs, nodes
 from common import program, terminal
 from common import settings as variables
 from common.failure import Failure
-from common.settings import ROOT
+from common.files import write_whole
+from common.settings import ROOT, Settings
 from gateway import trial_request
-from inputs import rows
+from rollouts import prompts, runs
 from servers.private_ray import PrivateRay
 
 OPTIONS = (
-    "SPLIT",
-    "LIMIT",
-    "NEMO_GYM_SOURCE_DATA",
-    "REHEARSAL_POLICY",
-    "NEMO_GYM_N_SAMPLES_PER_PROMPT",
-    "REHEARSAL_SAMPLES",
-    "REHEARSAL_CONCURRENCY",
-    "AGENT_TIMEOUT_S",
-    "RAY_ADDRESS",
-    "MODEL_URL",
-    "MODEL",
-)
+    "SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "REHEARSAL_POLICY", "NEMO_GYM_N_SAMPLES_PER_PROMPT", "REHEARSAL_SAMPLES",
+    "REHEARSAL_CONCURRENCY", "AGENT_TIMEOUT_S", "RAY_ADDRESS", "MODEL_URL", "MODEL",
+)  # fmt: skip
 SECRETS = ("GATEWAY_TOKEN", "MODEL_API_KEY")
 CPUS = 1
-TAIL_LINES = 10
 WIDTH = 160
 
 
-def add_options(parser):
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus", type=float, default=CPUS, metavar="N", help=f"CPUs the driver asks for [{CPUS}]")
 
 
-def dashboard_url(settings):
-    """The dashboard to submit to: the cluster's at RAY_ADDRESS, else that of our own Ray, which is started."""
+def dashboard_url(settings: Settings) -> str:
+    """The dashboard to submit to: that of the cluster at RAY_ADDRESS, else of our own Ray, which is started."""
     if not settings.RAY_ADDRESS:
         ray = PrivateRay(settings, "rehearsal")
         with terminal.stage("rehearsal Ray") as stage:
@@ -60,21 +55,24 @@ def dashboard_url(settings):
     return nodes.dashboard_url(settings)
 
 
-def samples(settings):
-    """Samples of each row: those of training where they are set, else the few of a rehearsal."""
+def samples(settings: Settings) -> int:
+    """Samples of each row: training's number if it is set, else a rehearsal's few."""
     given = settings.is_given("NEMO_GYM_N_SAMPLES_PER_PROMPT")
     return settings.NEMO_GYM_N_SAMPLES_PER_PROMPT if given else settings.REHEARSAL_SAMPLES
 
 
-def entrypoint(settings, job):
+def prompts_path(job: jobs.Job) -> Path:
+    return job.folder / "prompts.jsonl"
+
+
+def entrypoint(settings: Settings, job: jobs.Job) -> str:
     """The job's command line; it shows no credential."""
     names = [name for name in trial_request.NAMES if name.startswith("NEMO_GYM_") and name != "NEMO_GYM_URL"]
     gym = [f"{name}={settings.texts[name]}" for name in names]
     agent = shlex.join(["exec", *program.stage("session_client")])
-    wrapper = program.stage("job", "--rows", str(settings.rows_path()))
-    wrapper += ["--limit", str(settings.LIMIT), "--prompts", str(job.folder / "prompts.jsonl")]
-    wrapper += ["--secrets", str(job.folder / "secrets.json")]
+    wrapper = program.stage("job", "--secrets", str(job.folder / "secrets.json"))
     driver = program.room("rollouts.rehearsal", "--policy", settings.REHEARSAL_POLICY)
+    driver += ["--prompt-data", str(prompts_path(job))]
     driver += ["--agent-command", agent, "--agent-cwd", str(ROOT)]
     driver += ["--agent-env", f"NEMO_GYM_URL={settings.gateway_urls[0]}", *gym]
     driver += ["--agent-timeout", str(settings.AGENT_TIMEOUT_S)]
@@ -83,84 +81,64 @@ def entrypoint(settings, job):
     return "exec " + shlex.join([*wrapper, "--", *driver])
 
 
-def dump_path(settings, job):
-    return settings.EXP_DIR / "rehearsal" / "rollout_result" / "train" / f"{job.id}.jsonl"
+def dump_path(settings: Settings, job: jobs.Job) -> Path:
+    return runs.rehearsal_dumps(settings) / f"{job.id}.jsonl"
 
 
-def job_variables(settings):
-    """All our variables as they hold here: the cluster's processes may have been started under others."""
+def job_variables(settings: Settings) -> dict[str, str]:
+    """All our variables as they hold here; the cluster's processes may have been started with others."""
     hidden = (*SECRETS, "RAY_ADDRESS")
     return {name: text for name, text in settings.texts.items() if name not in hidden} | {"PYTHONUNBUFFERED": "1"}
 
 
-class Watch:
-    """What the user sees of a running job: its lines, and on a terminal how far it is. Keeps the log."""
+class Output:
+    """What the user sees of a running job: its lines, and on a terminal its progress. It keeps the log."""
 
-    def __init__(self, path, partial, samples):
+    def __init__(self, path: Path, partial: Path, samples: int):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.partial = path, partial
         self.bar = terminal.Bar("samples", samples)
         self.log = path.open("w", encoding="utf-8")
 
-    def show(self, text):
+    def show(self, text: str) -> None:
         self.log.write(text)
         self.log.flush()
         for line in text.splitlines():
-            terminal.say(_shown(line))
+            terminal.say(f"  | {line}" if len(line) <= WIDTH else f"  | {line[:WIDTH]} ...")
 
-    def tell(self, status):
+    def tell(self, status: str) -> None:
         done = 0
         if sys.stderr.isatty() and self.partial.exists():
             done = self.partial.read_bytes().count(b"\n")
         self.bar.step(done - self.bar.done, f"job {status}")
 
-    def tail(self):
-        lines = self.path.read_text(encoding="utf-8").splitlines()[-TAIL_LINES:]
-        return [f"last lines of {self.path}:", *map(_shown, lines)]
 
-
-def _shown(line):
-    """A job's line for the terminal; the log has it whole."""
-    return f"  | {line}" if len(line) <= WIDTH else f"  | {line[:WIDTH]} ..."
-
-
-def run_job(settings, job, samples, cpus):
+def run_job(settings: Settings, job: jobs.Job, lines: list[str], cpus: float) -> int:
     """Submit the job and follow it: the exit status."""
     dump = dump_path(settings, job)
-    watch = Watch(settings.RUN_DIR / "logs" / f"{job.id}.log", dump.with_name(dump.name + ".partial"), samples)
-    terminal.say(f"job {job.id} at {job.dashboard.url}, log {watch.path}")
+    partial = dump.with_name(dump.name + ".partial")
+    output = Output(settings.RUN_DIR / "logs" / f"{job.id}.log", partial, len(lines) * samples(settings))
+    terminal.say(f"job {job.id} at {job.dashboard.url}, log {output.path}")
+    write_whole(prompts_path(job), lines)
     jobs.write_private(job.folder / "secrets.json", {name: settings.texts[name] for name in SECRETS})
-    try:
-        job.submit(entrypoint(settings, job), job_variables(settings), cpus)
-        info = follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, watch.show, watch.tell)
-    except Interrupted as interruption:
-        terminal.clear_line()
-        job.stop_and_tell()
-        return 128 + interruption.args[0]
+    job.submit(entrypoint(settings, job), job_variables(settings), cpus)
+    info = follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, output.show, output.tell)
     terminal.say(f"Ray job {info['status']}: {job.id}")
     if info["status"] == "SUCCEEDED":
         return 0
-    # Ray appends the log to its message.
-    reason = str(info.get("message") or "").partition(", last available logs")[0].strip()
-    print("\n".join([reason, *watch.tail()]), file=sys.stderr)
+    foreground.tell_failure(info, output.path)
     return 1
 
 
-def main():
+def main() -> int:
     settings, args = variables.from_command_line(__doc__, *OPTIONS, configure=add_options)
-    count = len(rows.read_rows(settings.rows_path(), settings.LIMIT))
+    lines = prompts.of_rows(settings.rows_path(), settings.LIMIT)
     if settings.REHEARSAL_POLICY == "endpoint" and not settings.MODEL_URL:
         raise Failure("REHEARSAL_POLICY=endpoint needs MODEL_URL, the endpoint that plays the policy")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    try:
-        job = jobs.open_job(settings.RUN_DIR, jobs.Dashboard(dashboard_url(settings)))
-        try:
-            return run_job(settings, job, count * samples(settings), args.cpus)
-        finally:
-            job.close()
-    except Interrupted as interruption:
-        return 128 + interruption.args[0]
+    return foreground.run(
+        lambda: jobs.open_job(settings.RUN_DIR, jobs.Dashboard(dashboard_url(settings))),
+        lambda job: run_job(settings, job, lines, args.cpus),
+    )
 
 
 if __name__ == "__main__":

@@ -1,24 +1,29 @@
-"""The trainer's container on this machine, `relax-train`: how to start it, and how to run within it.
+"""The trainer's container on this machine, `relax-train`: how to start it, and how to run a command in it.
 
-Only builds the orders; ray_up.py gives them to the engine. The container is known by its name and
-our label; a container of that name without the label is somebody else's.
+Guarantees:
+- the container is ours if it has its name and our label; one without the label is left alone
+- a start that fails leaves no container behind
+- no value of a variable stands in a command line
 """
+
+from __future__ import annotations
 
 import shutil
 import socket
 import subprocess
+from typing import Any
 
+from docker.client import DockerClient
 from docker.errors import ImageNotFound, NotFound
+from docker.models.containers import Container
 from docker.types import DeviceRequest
 
 from cluster import nodes
-from common import failure
-from common.failure import Failure
-from common.settings import ROOT
-from servers import container as docker_backend
+from common.failure import Failure, without_user
+from common.settings import ROOT, Settings
+from servers.container import connect
 
 NO_GPUS = "could not select device driver"
-
 NAME = "relax-train"
 LABEL = "workplace-assistant.trainer"
 GPUS = 8
@@ -26,16 +31,16 @@ SHM = "128g"
 RAY_PORT = 6379
 
 
-def mounts(settings):
-    """Folders the container sees, at the paths they have here: every node must see the same paths."""
+def mounts(settings: Settings) -> dict[str, dict[str, str]]:
+    """Folders of the container, at the paths they have here: every node must see the same paths."""
     wanted = (ROOT, settings.RELAX_ROOT, settings.DATA_ROOT, settings.MODEL_DIR, settings.EXP_DIR, settings.RUN_DIR)
     folders = sorted({str(path.resolve()) for path in wanted})
     within = [path for path in folders if any(path.startswith(other + "/") for other in folders)]
     return {path: {"bind": path, "mode": "rw"} for path in folders if path not in within}
 
 
-def creation(settings, device_request):
-    """Arguments for the engine's `containers.create`: host network, all GPUs, 128 GB of shared memory."""
+def creation(settings: Settings, device_request: DeviceRequest) -> dict[str, Any]:
+    """Arguments of the engine's `containers.create`: host network, all GPUs, 128 GB of shared memory."""
     return {
         "image": settings.RELAX_IMAGE,
         "command": ["bash"],
@@ -51,8 +56,8 @@ def creation(settings, device_request):
     }
 
 
-def ray_start(settings):
-    """The command that starts Ray's head within the container, its dashboard on RELAX_HOST alone."""
+def ray_start(settings: Settings) -> list[str]:
+    """The command that starts Ray's head in the container, with its dashboard on RELAX_HOST alone."""
     options = {
         "node-ip-address": settings.RELAX_HOST,
         "port": RAY_PORT,
@@ -60,16 +65,11 @@ def ray_start(settings):
         "dashboard-port": nodes.DASHBOARD_PORT,
         "num-gpus": GPUS,
     }
-    return [
-        "ray",
-        "start",
-        "--head",
-        *(f"--{name}={value}" for name, value in options.items()),
-        "--disable-usage-stats",
-    ]
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return ["ray", "start", "--head", *flags, "--disable-usage-stats"]
 
 
-def is_ours(settings):
+def is_ours(settings: Settings) -> bool:
     """Whether RAY_ADDRESS is the Ray of our container, and the container runs."""
     own = f"{settings.RELAX_HOST}:{RAY_PORT}"
     if not settings.RELAX_HOST or own != settings.RAY_ADDRESS or not shutil.which("docker"):
@@ -78,22 +78,21 @@ def is_ours(settings):
     return bool(subprocess.run(wanted, capture_output=True, text=True).stdout.strip())
 
 
-def inside(settings, command, environment):
-    """`command` as it is, or within our container if RAY_ADDRESS is its Ray; values of variables stay out of it."""
+def inside(settings: Settings, command: list[str], environment: dict[str, str]) -> list[str]:
+    """`command` as it is, or in our container if RAY_ADDRESS is its Ray."""
     if not is_ours(settings):
         return command
-    names = [name for name in [*settings.texts] if name in environment]
-    given = [word for name in names for word in ("-e", name)]
-    # The container's own Python with Ray submits; ours may not even start there.
+    given = [word for name in settings.texts if name in environment for word in ("-e", name)]
+    # The container's own Python submits, because it has Ray; ours may not even start there.
     return ["docker", "exec", "-i", *given, "-e", "SUBMIT_PYTHON=python3", "-w", str(ROOT), NAME, *command]
 
 
-def check(settings):
-    """Refuse what would start a second Ray, or one nobody could reach."""
+def check(settings: Settings) -> None:
+    """Refuse to start a second Ray, or one that nobody could reach. Raises Failure."""
     own = f"{settings.RELAX_HOST}:{RAY_PORT}"
     if settings.RAY_ADDRESS not in (None, own):
-        named = failure.without_user(settings.RAY_ADDRESS)
-        raise Failure(f"RAY_ADDRESS={named} names a Ray that runs already; unset it to start one here")
+        shown = without_user(settings.RAY_ADDRESS)
+        raise Failure(f"RAY_ADDRESS={shown} names a Ray that runs already; unset it to start one here")
     if not settings.RELAX_HOST or settings.RELAX_HOST in nodes.LOOPBACK:
         raise Failure(
             "RELAX_HOST is empty or loopback; set it to this machine's address that the Gym's machine reaches"
@@ -105,24 +104,24 @@ def check(settings):
                 raise Failure(f"{settings.RELAX_HOST}:{port} is taken; is that a platform's Ray? Then set RAY_ADDRESS")
 
 
-def _short(error):
+def short(error: Exception) -> str:
     """The engine's own words, without the address they came from."""
     return " ".join(str(getattr(error, "explanation", None) or error).split())[:200]
 
 
-def existing(client):
-    """Our container, or None. Raises Failure if the name is somebody else's."""
+def existing(client: DockerClient) -> Container | None:
+    """Our container, or None. Raises Failure if another container has its name."""
     try:
-        found = client.containers.get(NAME)
+        container = client.containers.get(NAME)
     except NotFound:
         return None
-    if LABEL not in found.labels:
+    if LABEL not in container.labels:
         raise Failure(f"container {NAME} was not made by this repository; rename it, or remove it")
-    return found
+    return container
 
 
-def start(client, settings):
-    """Start the container and Ray in it; nothing is left of it where that fails."""
+def start(client: DockerClient, settings: Settings) -> None:
+    """Start the container, and Ray in it. Raises Failure."""
     gpus = DeviceRequest(count=-1, capabilities=[["gpu"]])
     try:
         client.images.get(settings.RELAX_IMAGE)
@@ -132,6 +131,7 @@ def start(client, settings):
     try:
         container.start()
         status, output = container.exec_run(ray_start(settings))
+        assert isinstance(output, bytes)
         if status:
             raise Failure(f"Ray did not start in the container: {output.decode(errors='replace').strip()[-500:]}")
     except BaseException:
@@ -139,6 +139,6 @@ def start(client, settings):
         raise
 
 
-def engine():
+def engine() -> DockerClient:
     """A client of the Docker engine. Raises Failure."""
-    return docker_backend.connect(", or use a platform's Ray: set RAY_ADDRESS")
+    return connect(", or use a platform's Ray: set RAY_ADDRESS")

@@ -1,27 +1,32 @@
 #!/usr/bin/env python3
-"""Look at every node of a Ray cluster before a training job goes there; runs inside a Ray job.
+"""Check every node of a Ray cluster before a training job goes there; runs inside a Ray job.
 
-`make train` sends this file's text along, so that it runs where the clone is missing, too. For
-each alive node a small task says whether the paths are there with the right contents, whether
-what one node writes to EXP_DIR shows on the others, and whether the Gateways answer. On the head, where
-the trainer will serve the model, one whole trial is then played at each Gateway with a policy that
-does nothing: it shows that the callback address is allowed, and reached from the Gym's machine.
-Guarantees: one line of JSON at the end, whatever was found; nothing is left on the nodes. Weight
-files are compared by size, and by hash of their first and last MiB. Standard library and the
-trainer's Ray; a session's address and reachability at another port prove little about a firewall.
+On each alive node a task checks that the paths have the right contents, that EXP_DIR is shared, and that the
+Gateways answer. On the head, where the trainer will serve the model, node_trial.py then plays a whole trial at
+each Gateway. A trial through another port proves little about a firewall.
+
+Guarantees:
+- it ends with one line of JSON, whatever was found, and leaves nothing on the nodes
+- it runs where the clone is missing, because `make train` sends this file's text
+- large files are compared by size and by their first and last MiB
+- it needs the standard library and the trainer's Ray alone
 
     NODE_CHECK_SPEC='{...}' python3 scripts/training/node_check.py
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
+import logging
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TypedDict
 
 MARK = "NODE_CHECK "
 NODE_TIMEOUT_S = 120
@@ -32,13 +37,31 @@ EDGE_BYTES = 1 << 20
 SHOWS_AFTER_S = 15
 
 
-def fingerprint(path, patterns):
-    """Hash of a file, or of the files in a folder that match `patterns`, their names included.
+class Spec(TypedDict):
+    """What the submitting machine expects of the nodes.
 
-    Raises OSError where nothing is found.
+    `paths` holds {"path", "patterns", "what", "sha256"}, `gateways` {"url", "epoch"}; `variables` are those of the
+    trials, and `api_port` is the one at which the head serves the model.
+    """
+
+    root: str
+    rows: str
+    paths: list[dict[str, Any]]
+    exp_dir: str
+    probe: str
+    python: str
+    gateways: list[dict[str, Any]]
+    api_port: int
+    variables: dict[str, str]
+
+
+def fingerprint(path: Path | str, patterns: Iterable[str]) -> str:
+    """Hash of a file, or of a folder's files that match `patterns`, with their names.
+
+    Raises OSError if there is none.
     """
     root = Path(path)
-    files = [root] if root.is_file() else sorted({file for each in patterns for file in root.glob(each)})
+    files = [root] if root.is_file() else sorted({file for pattern in patterns for file in root.glob(pattern)})
     total = hashlib.sha256()
     for file in filter(Path.is_file, files):
         total.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode() + _content_hash(file))
@@ -47,7 +70,7 @@ def fingerprint(path, patterns):
     return total.hexdigest()
 
 
-def _content_hash(file):
+def _content_hash(file: Path) -> bytes:
     content, size = hashlib.sha256(), file.stat().st_size
     with file.open("rb") as stream:
         if size > WHOLE_BYTES:
@@ -58,24 +81,24 @@ def _content_hash(file):
     return content.digest()
 
 
-def path_faults(spec):
+def path_faults(spec: Spec) -> list[str]:
     """What is wrong with the paths on this node, a line each."""
     faults = []
-    for each in spec["paths"]:
+    for wanted in spec["paths"]:
         try:
-            found = fingerprint(each["path"], each["patterns"])
+            differs = fingerprint(wanted["path"], wanted["patterns"]) != wanted["sha256"]
+            fault = "other contents than on the submitting machine" if differs else None
         except OSError as error:
-            faults.append(f"{each['path']}: {error.strerror} ({each['what']})")
-            continue
-        if found != each["sha256"]:
-            faults.append(f"{each['path']}: other contents than on the submitting machine ({each['what']})")
+            fault = error.strerror
+        if fault:
+            faults.append(f"{wanted['path']}: {fault} ({wanted['what']})")
     if not os.access(spec["python"], os.X_OK):
         faults.append(f"{spec['python']}: no program there (RELAX_PYTHON)")
     return faults
 
 
-def shared_fault(spec):
-    """Whether the submitter's probe shows in EXP_DIR, and whether this node can write there."""
+def shared_fault(spec: Spec) -> str | None:
+    """A fault if the submitter's probe does not show in EXP_DIR, or if this node cannot write there."""
     folder, end = Path(spec["exp_dir"]), time.monotonic() + SHOWS_AFTER_S
     probe = folder / spec["probe"]
     while not probe.exists() and time.monotonic() < end:
@@ -91,8 +114,8 @@ def shared_fault(spec):
     return None
 
 
-def gateway_fault(gateway):
-    """Whether this node reaches the Gateway the submitter saw."""
+def gateway_fault(gateway: dict[str, Any]) -> str | None:
+    """A fault if this node does not reach the Gateway that the submitter saw."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"{gateway['url']}/readyz"
     try:
@@ -107,13 +130,13 @@ def gateway_fault(gateway):
     return None
 
 
-def look_around(spec):
-    """Everything that is wrong on the node this runs on, a line each."""
-    found = [*path_faults(spec), shared_fault(spec), *map(gateway_fault, spec["gateways"])]
-    return [fault for fault in found if fault]
+def look_around(spec: Spec) -> list[str]:
+    """Everything that is wrong on this node, a line each."""
+    faults = [*path_faults(spec), shared_fault(spec), *map(gateway_fault, spec["gateways"])]
+    return [fault for fault in faults if fault]
 
 
-def play_trials(spec, address):
+def play_trials(spec: Spec, address: str) -> tuple[list[str], list[str]]:
     """Have a trial played at each Gateway with the model served at `address`: (faults, notes)."""
     scripts = str(Path(spec["root"]) / "scripts")
     command = ["env", f"PYTHONPATH={scripts}", spec["python"], "-m", "training.node_trial", address]
@@ -122,44 +145,37 @@ def play_trials(spec, address):
     if played.returncode or not lines:
         last = (played.stderr.strip().splitlines() or ["no output"])[-1]
         return [f"the trials ended with {played.returncode}: {last[:300]}"], []
-    return tuple(json.loads(lines[-1]))
+    faults, notes = json.loads(lines[-1])
+    return faults, notes
 
 
-def check(spec):
-    """Look at all nodes, then play the trials on the head: {"nodes": {address: [fault]}, "trials", "notes"}."""
-    # Imported here: the submitting machine reads fingerprints with this module and may have no Ray.
+def check(spec: Spec) -> dict[str, Any]:
+    """Check all nodes, then play the trials on the head: {"nodes": {address: [fault]}, "trials", "notes"}."""
+    # The submitting machine uses `fingerprint` and may have no Ray.
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def on(node, work, *arguments):
-        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    def on(node: dict[str, Any], work: Any, *arguments: Any) -> Any:
+        strategy: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(work).remote(*arguments)
 
-    def told(task):
+    def result_of(task: Any) -> Any:
         try:
             return ray.get(task, timeout=NODE_TIMEOUT_S)
         except Exception as error:
             return [f"the look at this node failed: {' '.join(str(error).split())[-300:]}"]
 
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
     alive = [node for node in ray.nodes() if node["Alive"]]
     tasks = {f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": on(node, look_around, spec) for node in alive}
-    result = {"nodes": {name: told(task) for name, task in tasks.items()}, "trials": [], "notes": []}
+    result: dict[str, Any] = {"nodes": {name: result_of(task) for name, task in tasks.items()}}
+    result |= {"trials": [], "notes": []}
     head = next((node for node in alive if "node:__internal_head__" in node["Resources"]), alive[0])
     if not any(result["nodes"].values()):
-        played = told(on(head, play_trials, spec, head["NodeManagerAddress"]))
+        played = result_of(on(head, play_trials, spec, head["NodeManagerAddress"]))
         result["trials"], result["notes"] = played if len(played) == 2 else (played, [])
     return result
 
 
-def main():
-    if "NODE_CHECK_SPEC" not in os.environ:
-        known = sys.argv[1:] in (["-h"], ["--help"])
-        print(__doc__.strip(), file=sys.stdout if known else sys.stderr)
-        return 0 if known else 2
-    print(MARK + json.dumps(check(json.loads(os.environ["NODE_CHECK_SPEC"]))), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(MARK + json.dumps(check(json.loads(os.environ["NODE_CHECK_SPEC"]))), flush=True)

@@ -1,60 +1,65 @@
-"""What a training run's dump says while it grows, and what has shown no sign of life for too long.
+"""The progress of a training run: figures of its growing dump, its log, and an alarm when nothing stirs.
 
-Guarantees: it only reads; samples that lay in the folder before the run are never counted as
-the run's, also where a file is written anew under an old name; a line that is still being written is
-read once it is whole; a file that cannot be read now (a shared file system) is read later. Samples of
-one prompt are told by `group_id` where the trainer writes it, else by their place: S samples a prompt.
+Guarantees:
+- dumps are only read, as rollouts/growth.py reads them
+- samples of one prompt have the same `group_id`; where the trainer writes none, their places tell: S samples each
+- a log that cannot be written, or a dashboard that falls silent, is said once and does not end the run
 """
+
+from __future__ import annotations
 
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from common import terminal
+from rollouts.growth import DumpReader
+from training.arguments import Task
 
-BUDGETS_REACHED = "truncated"
 REDRAW_S = 1.0
-# How long the last samples of another node may take to show here.
+# How long the last samples may take to show here when another node writes them.
 LATE_S = 15
 
 
 class Progress:
-    """Counts over the samples of one run: `task` says how many there will be."""
+    """Counts over the samples of one run; `task` says how many there will be."""
 
-    def __init__(self, task):
-        self.task, self.files = task, {}
-        self.started = time.monotonic()
+    def __init__(self, task: Task):
+        self.task, self.started = task, time.monotonic()
+        self.files: dict[str, list[dict[str, Any]]] = {}
 
-    def add(self, items, name="", anew=False):
-        """Take samples of the file `name`; those it had before go where it was written anew."""
+    def add(self, items: list[dict[str, Any]], name: str = "", anew: bool = False) -> None:
+        """Add samples of the file `name`; one that was written anew loses its earlier samples."""
         if anew:
             self.files[name] = []
         self.files.setdefault(name, []).extend(items)
 
     @property
-    def samples(self):
+    def samples(self) -> list[dict[str, Any]]:
         return [item for items in self.files.values() for item in items]
 
-    def _group(self, item):
+    def _group(self, item: dict[str, Any]) -> Any:
         if item.get("group_id") is not None:
             return item["group_id"]
         index = item.get("sample_index")
         return index // self.task.samples if isinstance(index, int) else None
 
-    def done_rollouts(self):
+    def done_rollouts(self) -> int:
         counts = Counter(item.get("rollout_id", 0) for item in self.samples)
         return sum(count >= self.task.batch * self.task.samples for count in counts.values())
 
-    def mixed_share(self):
-        """Share of the prompts with several rewards whose rewards differ; None without one."""
-        groups = {}
+    def mixed_share(self) -> float | None:
+        """Of the prompts with several rewards, the share whose rewards differ; None without such a prompt."""
+        groups: dict[Any, list[float]] = {}
         for item in filter(_scored, self.samples):
             groups.setdefault((item.get("rollout_id", 0), self._group(item)), []).append(item["reward"])
         several = [rewards for rewards in groups.values() if len(rewards) > 1]
-        return sum(min(each) != max(each) for each in several) / len(several) if several else None
+        return sum(min(rewards) != max(rewards) for rewards in several) / len(several) if several else None
 
-    def line(self):
-        """All of it in one line."""
+    def line(self) -> str:
+        """All figures in one line."""
         samples = self.samples
         rewards = [item["reward"] for item in samples if _scored(item)]
         failed = sum(not _scored(item) or item.get("status") in ("failed", "aborted") for item in samples)
@@ -64,13 +69,13 @@ class Progress:
             f"samples {len(samples)}/{self.task.total_samples}",
             f"mean reward {f'{sum(rewards) / len(rewards):.3f}' if rewards else 'none'}",
             f"mixed groups {'none' if mixed is None else f'{mixed:.0%}'}",
-            f"truncated {sum(item.get('status') == BUDGETS_REACHED for item in samples)}",
+            f"truncated {sum(item.get('status') == 'truncated' for item in samples)}",
             f"failed {failed}",
             f"tokens {sum(item.get('total_token_count') or 0 for item in samples)}",
         ]
         return ", ".join(parts)
 
-    def left(self):
+    def left(self) -> float | None:
         """Seconds until the end at the pace so far; None before the first sample."""
         count = len(self.samples)
         if not count:
@@ -78,7 +83,7 @@ class Progress:
         return (time.monotonic() - self.started) / count * max(self.task.total_samples - count, 0)
 
 
-def _scored(item):
+def _scored(item: dict[str, Any]) -> bool:
     reward = item.get("reward")
     return isinstance(reward, (int, float)) and not isinstance(reward, bool)
 
@@ -86,30 +91,31 @@ def _scored(item):
 class Watch:
     """Follows one run: keeps its log, redraws its progress, and raises an alarm when nothing stirs."""
 
-    def __init__(self, log, reader, task, stall_s):
+    def __init__(self, log: Path, reader: DumpReader, task: Task, stall_s: float):
         self.path, self.reader, self.stall_s = log, reader, stall_s
         self.progress = Progress(task)
         self.stirred = self.drawn = time.monotonic()
-        self.alarmed, self.status, self.kept = False, None, True
+        self.alarmed, self.log_kept = False, True
+        self.status: str | None = None
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log.open("w", encoding="utf-8")
 
-    def show(self, text):
-        """Take what the job printed."""
+    def show(self, text: str) -> None:
+        """Log what the job printed."""
         try:
             self.log.write(text)
             self.log.flush()
         except OSError as error:
-            if self.kept:
+            if self.log_kept:
                 terminal.say(f"alarm: {self.path}: {error.strerror}; what is missing there, Ray has: make accept")
-            self.kept = False
+            self.log_kept = False
         self._stir()
 
-    def _stir(self):
+    def _stir(self) -> None:
         self.stirred, self.alarmed = time.monotonic(), False
 
-    def tell(self, status):
-        """Take a look at the dump; `status` is the job's, "unknown" while Ray's dashboard does not answer."""
+    def tell(self, status: str) -> None:
+        """Read the dump and redraw; `status` is the job's, "unknown" while Ray's dashboard does not answer."""
         now = time.monotonic()
         self._tell_of_dashboard(status)
         if now - self.drawn < REDRAW_S:
@@ -125,27 +131,27 @@ class Watch:
                 f"{self.progress.line()}; log {self.path}"
             )
 
-    def _tell_of_dashboard(self, status):
+    def _tell_of_dashboard(self, status: str) -> None:
         if status == "unknown" and self.status != status:
             terminal.say("Ray's dashboard does not answer; the job goes on without it, and it is asked again")
         elif self.status == "unknown" and self.status != status:
             terminal.say(f"Ray's dashboard answers again; the job is {status}")
         self.status = status
 
-    def look(self):
+    def look(self) -> None:
         for name, anew, items in self.reader.read():
             self.progress.add(items, name, anew)
             self._stir()
 
-    def wait_all(self):
-        """Give the last samples time to show, where some are missing."""
+    def wait_all(self) -> None:
+        """Wait for the last samples to show, if some are missing."""
         end = time.monotonic() + LATE_S
         self.look()
         while len(self.progress.samples) < self.progress.task.total_samples and time.monotonic() < end:
             time.sleep(REDRAW_S)
             self.look()
 
-    def close(self):
+    def close(self) -> None:
         self.look()
         with suppress(OSError):
             self.log.close()

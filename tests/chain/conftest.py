@@ -1,7 +1,7 @@
-"""The graph of these tests: started once, shared by all, ended also when tests fail.
+"""The graph of these tests: started once, shared by all of them, and ended when they fail, too.
 
-Its Gateway listens on every interface, so that the tests can come from beyond loopback; a token
-guards it. `test_stop.py` ends the graph and runs last.
+Its Gateway listens on every interface, so that tests can call from beyond loopback. A token guards it.
+`test_stop.py` ends the graph and runs last.
 """
 
 import signal
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.chain)
-            # The first test's time holds the start of the graph, which a busy machine draws out.
+            # The first test starts the graph, which takes minutes on a busy machine.
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(480))
     items.sort(key=lambda item: LAST.index(item.path.name) if item.path.name in LAST else -1)
@@ -63,7 +63,7 @@ def graph_started(tmp_path_factory, example_rows):
         GYM_START_TIMEOUT_S="400",
         GATEWAY_MAX_ANSWER_BYTES=str(1 << 20),
     )
-    # A time limit over the whole run sends SIGTERM, which would leave the graph behind.
+    # A time limit over the whole run sends SIGTERM, which would otherwise leave the graph behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         graph.up()

@@ -2,24 +2,21 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import aiohttp
 import pytest
-from test_leaks import MEGABYTE, descriptors, resident
 
-from proofs.rig import CONCURRENCY, QUEUE, eventually
+from proofs.rig import CONCURRENCY, QUEUE
 from support.abuse import size
+from support.footprint import MEGABYTE, Footprint
 from support.scripted_model import DONE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-# Idle connections between the servers come and go; a leak would be hundreds.
-IDLE_CONNECTIONS = 30
-GROWTH_BYTES = 40 * MEGABYTE
-PATIENCE_S = 120
 
 
 def instant(models):
-    """A policy that closes at once, and keeps nothing of its calls but their number."""
+    """A policy that closes at once, and a list with one item for each of its calls."""
     count = []
 
     def close(model_call):
@@ -62,94 +59,71 @@ class Crowd:
                 _, _, snapshot = await self.ask("GET", f"{path}?wait_s=30")
             return snapshot
 
-    async def _all(self, makers):
-        headers = {"Authorization": f"Bearer {self.graph.token}"}
-        async with aiohttp.ClientSession(
-            headers=headers, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=PATIENCE_S)
-        ) as self.web:
-            return await asyncio.gather(*(maker(self) for maker in makers))
 
-
-def crowd(graph, makers, at_once):
-    """Run `maker(crowd)` for each maker, `at_once` of them together. Returns (results, the Crowd)."""
+def crowd(graph, makers, at_once=CONCURRENCY + QUEUE):
+    """Run `maker(crowd)` for each maker, `at_once` of them together. Returns (how they ended, the Crowd)."""
 
     async def main():
-        made = Crowd(graph, at_once)
-        return await made._all(makers), made
+        clients, options = Crowd(graph, at_once), {"connector": aiohttp.TCPConnector(limit=0)}
+        options |= {"headers": {"Authorization": f"Bearer {graph.token}"}, "timeout": aiohttp.ClientTimeout(total=120)}
+        async with aiohttp.ClientSession(**options) as clients.web:
+            snapshots = await asyncio.gather(*(maker(clients) for maker in makers))
+        return Counter((snapshot["status"], (snapshot["error"] or {}).get("code")) for snapshot in snapshots), clients
 
-    return asyncio.run(main())
-
-
-def counts(snapshots):
-    found = [(snapshot["status"], (snapshot["error"] or {}).get("code")) for snapshot in snapshots]
-    return {kind: found.count(kind) for kind in set(found)}
+    ended = asyncio.run(main())
+    graph.wait_released()
+    return ended
 
 
 def test_a_soak_of_short_trials_leaves_memory_and_descriptors_flat(graph, models, record_property):
     total = size("ABUSE_TRIALS")
-    pids = {name: graph.pid(name) for name in ("gateway", "resource", "agent")}
     policy, calls = instant(models)
 
     def soak(count):
-        snapshots, _ = crowd(graph, [lambda one: one.trial(policy)] * count, CONCURRENCY + QUEUE)
-        assert counts(snapshots) == {("completed", None): count}
-        graph.wait_released()
+        ended, _ = crowd(graph, [lambda client: client.trial(policy)] * count)
+        assert ended == {("completed", None): count}
 
     soak(max(20, total // 10))
-    files = {name: descriptors(pid) for name, pid in pids.items()}
-    memory = {name: resident(pid) for name, pid in pids.items()}
-    began, before = time.monotonic(), len(calls)
+    before = Footprint(graph, ("gateway", "resource", "agent"))
+    began, called = time.monotonic(), len(calls)
     soak(total)
     seconds = time.monotonic() - began
-    assert len(calls) - before == total, "a trial was run twice or not at all"
-    growth = {name: resident(pid) - memory[name] for name, pid in pids.items()}
-    shown = {name: f"{bytes_ / MEGABYTE:+.1f} MB" for name, bytes_ in growth.items()}
+    assert len(calls) - called == total, "a trial was run twice or not at all"
+    shown = {name: f"{grown / MEGABYTE:+.1f} MB" for name, grown in before.growth().items()}
     record_property("said", f"soak: {total} trials, {total / seconds:.0f} a second, memory {shown}")
-    assert all(bytes_ < GROWTH_BYTES for bytes_ in growth.values()), shown
-
-    def descriptors_are_back():
-        return all(descriptors(pid) <= files[name] + IDLE_CONNECTIONS for name, pid in pids.items())
-
-    eventually(descriptors_are_back, 40)
-    assert {name: graph.pid(name) for name in pids} == pids
+    before.assert_kept(megabytes=40, connections=30, seconds=40)
 
 
 def test_an_abort_storm_ends_every_trial_once(graph, models, record_property):
-    policy = models.hanging()
+    policy, count = models.hanging(), size("ABUSE_ABORTS")
 
-    def storm(one):
+    def storm(client):
         async def abort(path):
-            answers = await asyncio.gather(*(one.ask("POST", f"{path}/abort") for _ in range(3)))
+            answers = await asyncio.gather(*(client.ask("POST", f"{path}/abort") for _ in range(3)))
             assert [status for status, _, _ in answers] == [202] * 3
 
-        return one.trial(policy, then=abort)
+        return client.trial(policy, then=abort)
 
     began = time.monotonic()
-    snapshots, _ = crowd(graph, [storm] * size("ABUSE_ABORTS"), CONCURRENCY + QUEUE)
-    record_property("said", f"abort storm: {len(snapshots)} trials in {time.monotonic() - began:.0f} s")
-    assert counts(snapshots) == {("aborted", "aborted"): len(snapshots)}
-    graph.wait_released()
+    ended, _ = crowd(graph, [storm] * count)
+    record_property("said", f"abort storm: {count} trials in {time.monotonic() - began:.0f} s")
+    assert ended == {("aborted", "aborted"): count}
 
 
 def test_leases_that_nobody_renews_expire_under_load(graph, models):
-    """Half of the trials are forgotten by their clients; they end, and the other half is none the worse."""
+    """Half of the trials are forgotten by their clients and end; the other half is none the worse."""
     hanging, (policy, _) = models.hanging(), instant(models)
     count = size("ABUSE_ABORTS") // 2
-    forgotten = [lambda one: one.trial(hanging, lease_s=0.5)] * count
-    kept = [lambda one: one.trial(policy)] * count
-    snapshots, _ = crowd(
-        graph, [maker for pair in zip(forgotten, kept, strict=True) for maker in pair], CONCURRENCY + QUEUE
-    )
-    assert counts(snapshots) == {("aborted", "lease_expired"): count, ("completed", None): count}
-    graph.wait_released()
+    makers = [lambda client: client.trial(hanging, lease_s=0.5), lambda client: client.trial(policy)] * count
+    ended, _ = crowd(graph, makers)
+    assert ended == {("aborted", "lease_expired"): count, ("completed", None): count}
 
 
 def test_more_clients_than_the_queue_holds_are_told_when_to_come_back(graph, models, record_property):
     policy, calls = instant(models)
     count = size("ABUSE_CLIENTS")
-    snapshots, seen = crowd(graph, [lambda one: one.trial(policy)] * count, count)
-    record_property("said", f"{count} clients at once: {seen.refused} refusals with Retry-After, all trials run")
-    assert counts(snapshots) == {("completed", None): count}
+    ended, clients = crowd(graph, [lambda client: client.trial(policy)] * count, count)
+    record_property("said", f"{count} clients at once: {clients.refused} refusals with Retry-After, all trials run")
+    assert ended == {("completed", None): count}
     assert len(calls) == count, "a trial was run twice or not at all"
-    assert seen.refused > 0 and seen.untimed == 0
-    graph.wait_released()
+    assert clients.refused > 0 and clients.untimed == 0

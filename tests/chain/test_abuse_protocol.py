@@ -14,7 +14,7 @@ MOST_LIVE = 10
 
 
 class Protocol(RuleBasedStateMachine):
-    """Trials by id with the last snapshot seen of each; the Gateway may only move on from it."""
+    """Knows the last snapshot of each trial; the Gateway may only move on from it."""
 
     graph = models = None
     trials = Bundle("trials")
@@ -27,7 +27,7 @@ class Protocol(RuleBasedStateMachine):
         return [request_id for request_id, seen in self.seen.items() if seen["status"] not in ENDED]
 
     def look(self, request_id, answer, status):
-        """Note a snapshot; it must follow from the one before."""
+        """Keep a snapshot, which must follow from the one before."""
         assert answer.status_code == status, answer.text
         before, now = self.seen[request_id], answer.json()
         assert now["request_id"] == request_id
@@ -43,8 +43,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(target=trials, hangs=st.booleans())
     def create(self, hangs):
-        if hangs and len(self.live()) >= MOST_LIVE:
-            hangs = False
+        hangs = hangs and len(self.live()) < MOST_LIVE
         policy = self.models.hanging() if hangs else self.models.script(DONE)
         payload = self.graph.payload(policy)
         request_id = payload["request_id"]
@@ -108,8 +107,5 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_any_order_of_requests_keeps_the_protocol(graph, models):
     Protocol.graph, Protocol.models = graph, models
-    few = settings(
-        max_examples=size("ABUSE_EXAMPLES"), stateful_step_count=20, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    run_state_machine_as_test(Protocol, settings=few)
+    bounds = {"max_examples": size("ABUSE_EXAMPLES"), "stateful_step_count": 20, "deadline": None, "database": None}
+    run_state_machine_as_test(Protocol, settings=settings(**bounds, suppress_health_check=list(HealthCheck)))

@@ -21,19 +21,19 @@ def audit(graph, tmp_path, given):
 
 
 def test_the_shipped_rows_pass(graph, tmp_path, example_rows):
-    found = audit(graph, tmp_path, example_rows)
-    assert found["replayed"] == {"rows": 5, "share": 1.0} and found["floor"] == {"rows": 0, "share": 0.0}
-    assert found["alterations"]["outcomes"] == {"refused": 5}
-    assert found["environment"] == graph.health()[1]["environment"]
+    result = audit(graph, tmp_path, example_rows)
+    assert result["replayed"] == {"rows": 5, "share": 1.0} and result["floor"] == {"rows": 0, "share": 0.0}
+    assert result["alterations"]["outcomes"] == {"refused": 5}
+    assert result["environment"] == graph.health()[1]["environment"]
     graph.wait_released()
 
 
 @pytest.mark.shared_data
 def test_rows_of_workbench_pass_and_doing_nothing_is_right_where_nothing_changes(graph, tmp_path):
     given = rows.read_rows(SHARED_DATA / "workbench_dev.jsonl")[SOME]
-    found = audit(graph, tmp_path, given)
-    assert found["replayed"]["share"] == 1.0 and found["faults"] == []
+    result = audit(graph, tmp_path, given)
+    assert result["replayed"]["share"] == 1.0 and result["faults"] == []
     without_calls = sum(not row["ground_truth"] for row in given)
-    assert found["floor"]["rows"] == without_calls + 1
-    assert found["alterations"]["outcomes"]["refused"] == len(given) - without_calls
+    assert result["floor"]["rows"] == without_calls + 1
+    assert result["alterations"]["outcomes"]["refused"] == len(given) - without_calls
     graph.wait_released()

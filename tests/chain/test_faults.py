@@ -12,16 +12,16 @@ from proofs.rig import free_block
 pytestmark = pytest.mark.slow
 TRIALS = 8
 LASTS_S = 3
-# What no other test of the chain does; the whole graph stays.
+# Faults that no other test of the chain injects, and that leave the graph whole.
 NAMES = ("kill-head", "kill-ray", "kill-policy")
 
 
 @pytest.fixture(scope="module")
 def policy(graph_started, tmp_path_factory):
-    made = Policy(free_block(), tmp_path_factory.mktemp("policy") / "files")
-    made.start()
-    yield made
-    made.end()
+    endpoint = Policy(free_block(), tmp_path_factory.mktemp("policy") / "files")
+    endpoint.start()
+    yield endpoint
+    endpoint.end()
 
 
 @pytest.mark.parametrize("name", NAMES)

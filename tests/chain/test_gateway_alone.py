@@ -20,17 +20,13 @@ def scripted():
 
 @pytest.fixture(scope="module")
 def started(scripted, tmp_path_factory, example_rows):
-    gateway = GatewayAlone(
+    with GatewayAlone(
         tmp_path_factory.mktemp("alone"), [scripted], example_rows[0],
         GATEWAY_CLEANUP_TIMEOUT_S="0.8", GATEWAY_RETENTION_S=str(RETENTION_S), GATEWAY_MAX_BODY_BYTES="200000",
         WORKPLACE_ASSISTANT_MAX_CONCURRENCY="2", GATEWAY_QUEUE_LIMIT="0",
-    )  # fmt: skip
-    try:
+    ) as gateway:  # fmt: skip
         gateway.up()
         yield gateway
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
 
 
 @pytest.fixture
@@ -43,21 +39,13 @@ def gateway(started, scripted):
     scripted.gone.set()
 
 
-def begin(gateway, **changes):
-    return gateway.start(gateway.payload("http://127.0.0.1:9/x", **changes))
-
-
-def finish(gateway, **changes):
-    return gateway.finish("http://127.0.0.1:9/x", **changes)
-
-
 def assert_failed(snapshot, code, kind=None):
     assert (snapshot["status"], snapshot["reward"]) == ("failed", None), snapshot
     assert (snapshot["error"]["code"], snapshot["error"].get("type")) == (code, kind), snapshot
 
 
 def test_the_run_request_is_the_row_with_the_rollouts_id_in_both_places_and_tools_by_name(gateway, scripted):
-    assert finish(gateway)["reward"] == 1.0
+    assert gateway.finish()["reward"] == 1.0
     [run] = scripted.runs
     rollout_id = run.pop("rollout_id")
     assert run["responses_create_params"].pop("metadata") == {"relax_nemo_gym_rollout_id": rollout_id}
@@ -68,37 +56,32 @@ def test_the_run_request_is_the_row_with_the_rollouts_id_in_both_places_and_tool
     assert scripted.asked == [("GET", f"/cleanup/{rollout_id}")]
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        ((500, {"detail": "never"}), "run_failed"),
-        ((404, b"never"), "run_failed"),
-        ((200, {"response": RESPONSE}), "no_reward"),
-        ((200, {"reward": None, "response": RESPONSE}), "no_reward"),
-        ((200, {"reward": True, "response": RESPONSE}), "no_reward"),
-        ((200, {"reward": "1", "response": RESPONSE}), "no_reward"),
-        ((200, b'{"reward": 1e999, "response": {}}'), None),
-        ((200, b'{"reward": NaN}'), None),
-        ((200, b"garbage"), None),
-        ((200, b"[]"), None),
-        ((200, b'{"reward": 1.0, "response": {"output": [7]}}'), None),
-        ((200, b'{"reward": 1.0, "response": []}'), None),
-    ],
-    ids=range(12),
-)
-def test_an_odd_answer_of_the_agent_never_becomes_a_reward(gateway, scripted, answer, kind):
+ODD_ANSWERS = [
+    ("run_failed", (500, {"detail": "never"})), ("run_failed", (404, b"never")),
+    *(("no_reward", (200, odd | {"response": RESPONSE})) for odd in ({}, {"reward": None}, {"reward": True})),
+    ("no_reward", (200, {"reward": "1", "response": RESPONSE})),
+    (None, (200, b'{"reward": 1e999, "response": {}}')), (None, (200, b'{"reward": NaN}')), (None, (200, b"garbage")),
+    (None, (200, b"[]")), (None, (200, b'{"reward": 1.0, "response": {"output": [7]}}')),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "answer"), ODD_ANSWERS, ids=range(len(ODD_ANSWERS)))
+def test_an_odd_answer_of_the_agent_never_becomes_a_reward(gateway, scripted, kind, answer):
     scripted.run = lambda body: answer
-    snapshot = finish(gateway)
-    if answer == (200, b'{"reward": 1.0, "response": []}'):
-        assert snapshot["reward"] == 1.0 and snapshot["metrics"]["tool_calls"] == 0
-        return
+    snapshot = gateway.finish()
     assert_failed(snapshot, "agent_error", kind or snapshot["error"].get("type"))
     assert snapshot["error"]["type"] and snapshot["error"]["cause"] and "Traceback" not in snapshot["error"]["cause"]
 
 
+def test_a_response_without_items_keeps_its_reward(gateway, scripted):
+    scripted.run = lambda body: (200, b'{"reward": 1.0, "response": []}')
+    snapshot = gateway.finish()
+    assert snapshot["reward"] == 1.0 and snapshot["metrics"]["tool_calls"] == 0
+
+
 def test_an_abort_is_reported_after_the_proof(gateway, scripted):
     scripted.run = scripted.hang
-    request_id = begin(gateway)
+    request_id = gateway.begin()
     eventually(lambda: scripted.runs)
     assert gateway.http.post(f"/v1/trials/{request_id}/abort").status_code == 202
     assert gateway.wait(request_id)["status"] == "aborted"
@@ -122,11 +105,11 @@ CLEANUPS = [
 
 @pytest.mark.parametrize(("ending", "route", "answer", "code"), CLEANUPS)
 def test_an_end_without_proof_is_failed_and_says_after_what(gateway, scripted, ending, route, answer, code):
-    """`answer` None: none comes."""
+    """With None for an answer, none comes."""
     scripted.run = scripted.hang
     setattr(scripted, route, (lambda: answer) if answer else scripted.hang)
     limits = {"deadline_exceeded": {"deadline_s": 0.5}, "lease_expired": {"lease_s": 0.5}}.get(ending, {})
-    request_id = begin(gateway, **limits)
+    request_id = gateway.begin(**limits)
     eventually(lambda: scripted.runs)
     if ending == "aborted":
         gateway.http.post(f"/v1/trials/{request_id}/abort")
@@ -136,19 +119,18 @@ def test_an_end_without_proof_is_failed_and_says_after_what(gateway, scripted, e
     # It goes on until the state is gone.
     setattr(scripted, route, lambda: (200, {"clean": True}))
     scripted.gone.set()
-    asked = len(scripted.asked)
-    eventually(lambda: scripted.asked[asked:] and scripted.asked[-1][0] == "GET")
+    before = len(scripted.asked)
+    eventually(lambda: scripted.asked[before:] and scripted.asked[-1][0] == "GET")
 
 
 def test_a_completed_trial_without_proof_has_no_reward(gateway, scripted):
-    scripted.clean_get = lambda: (200, {"clean": False})
-    assert_failed(finish(gateway), "cleanup_unverified")
-    scripted.clean_get = lambda: (200, {"clean": True})
+    scripted.clean_get = lambda: UNCLEAN
+    assert_failed(gateway.finish(), "cleanup_unverified")
 
 
 def test_a_resource_server_started_anew_ends_what_ran(gateway, scripted):
     scripted.run = scripted.hang
-    request_id = begin(gateway)
+    request_id = gateway.begin()
     eventually(lambda: scripted.runs)
     scripted.epoch = "second"
     snapshot = gateway.wait(request_id)
@@ -160,15 +142,11 @@ def test_a_resource_server_started_anew_ends_what_ran(gateway, scripted):
 def test_a_resource_server_that_does_not_answer_makes_it_not_ready_and_trials_wait(gateway, scripted, answer):
     healthy = scripted.sessions
     scripted.sessions = scripted.hang if answer == "hang" else lambda: answer
-
-    def not_ready():
-        return gateway.health()[0] == 503
-
-    eventually(not_ready, NOT_READY_S, 0.05)
+    eventually(lambda: gateway.health()[0] == 503, NOT_READY_S, 0.05)
     state = gateway.health()[1]
     assert state["ready"] is False and state["servers"]["resource"]["up"] is False and state["open_sessions"] is None
     assert gateway.http.get("/healthz").status_code == 200
-    request_id = begin(gateway)
+    request_id = gateway.begin()
     time.sleep(0.3)
     assert gateway.show(request_id).json()["status"] == "queued" and not scripted.runs
     scripted.sessions = healthy
@@ -177,7 +155,7 @@ def test_a_resource_server_that_does_not_answer_makes_it_not_ready_and_trials_wa
 
 
 def test_an_ended_trial_is_forgotten_after_its_retention(gateway, scripted):
-    request_id = begin(gateway)
+    request_id = gateway.begin()
     assert gateway.wait(request_id)["status"] == "completed"
 
     def forgotten():
@@ -190,7 +168,7 @@ def test_an_ended_trial_is_forgotten_after_its_retention(gateway, scripted):
 
 
 def test_the_bound_of_a_body_is_the_variables(gateway):
-    payload = gateway.payload("http://127.0.0.1:9/x", metadata={"pad": "x" * 200_000})
+    payload = gateway.payload(metadata={"pad": "x" * 200_000})
     assert gateway.create(payload).status_code == 413
 
 
@@ -200,20 +178,20 @@ def test_without_a_token_none_is_asked_for(gateway):
 
 def test_with_no_queue_one_more_than_runs_is_refused(gateway, scripted):
     scripted.run = scripted.hang
-    ids = [begin(gateway)]
+    ids = [gateway.begin()]
     eventually(lambda: len(scripted.runs) == 1)
-    ids.append(begin(gateway))
+    ids.append(gateway.begin())
     eventually(lambda: len(scripted.runs) == 2)
-    assert gateway.create(gateway.payload("http://127.0.0.1:9/x")).status_code == 429
+    assert gateway.create(gateway.payload()).status_code == 429
     for request_id in ids:
         gateway.http.post(f"/v1/trials/{request_id}/abort")
         gateway.wait(request_id)
 
 
 def test_a_signal_ends_running_trials_with_a_code_and_a_restart_finds_both_results(gateway, scripted):
-    finished = finish(gateway)
+    finished = gateway.finish()
     scripted.run = scripted.hang
-    running = begin(gateway)
+    running = gateway.begin()
     eventually(lambda: scripted.runs[1:])
     assert gateway.down(signal.SIGTERM) == 0
     assert ("POST", f"/cleanup/{scripted.runs[-1]['rollout_id']}") in scripted.asked
@@ -226,7 +204,7 @@ def test_a_signal_ends_running_trials_with_a_code_and_a_restart_finds_both_resul
 
 def test_a_kill_ends_what_ran_as_gateway_restarted_and_its_state_is_cleaned(gateway, scripted):
     scripted.run = scripted.hang
-    running = begin(gateway)
+    running = gateway.begin()
     eventually(lambda: scripted.runs)
     gateway.down(signal.SIGKILL)
     scripted.gone.set()

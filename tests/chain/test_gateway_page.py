@@ -12,7 +12,7 @@ RUNNING = 2
 
 def figure(name):
     """The figure of a tile, as an expression."""
-    label = f"[...document.querySelectorAll('#now dt')].find((each) => each.innerText === '{name}')"
+    label = f"[...document.querySelectorAll('#now dt')].find((label) => label.innerText === '{name}')"
     return f"{label}?.nextSibling.firstChild.innerText"
 
 
@@ -24,19 +24,10 @@ def scripted():
 
 @pytest.fixture(scope="module")
 def gateway(scripted, tmp_path_factory, example_rows):
-    token = secret()
-    started = GatewayAlone(
-        tmp_path_factory.mktemp("page"), [scripted], example_rows[0],
-        GATEWAY_TOKEN=token, WORKPLACE_ASSISTANT_MAX_CONCURRENCY=str(RUNNING),
-    )  # fmt: skip
-    started.token = token
-    started.http.headers["Authorization"] = f"Bearer {token}"
-    try:
-        started.up()
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait()
+    changes = {"GATEWAY_TOKEN": secret(), "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(RUNNING)}
+    with GatewayAlone(tmp_path_factory.mktemp("page"), [scripted], example_rows[0], **changes) as gateway:
+        gateway.up()
+        yield gateway
 
 
 @pytest.fixture(params=WIDTHS)
@@ -53,19 +44,15 @@ def page(browser, gateway, scripted, request):
     opened.close()
 
 
-def start(gateway, **row):
-    return gateway.start(gateway.payload("http://127.0.0.1:9/x", row=gateway.row | row))
-
-
 def test_figures_move_as_trials_wait_run_and_end(page, gateway, scripted):
     page.until(f"{figure('Running')} === '0'")
     ended = int(page.run(figure("Ended trials")))
     scripted.run = lambda body: scripted.hang() and (200, body | {"reward": 1.0, "response": RESPONSE})
-    ids = [start(gateway) for _ in range(RUNNING + 3)]
+    ids = [gateway.begin() for _ in range(RUNNING + 3)]
     page.until(f"{figure('Running')} === '{RUNNING}' && {figure('Queued')} === '3'")
     assert f"{RUNNING} running, 3 queued" in page.run("document.title")
     scripted.gone.set()
-    assert {gateway.wait(each)["reward"] for each in ids} == {1.0}
+    assert {gateway.wait(request_id)["reward"] for request_id in ids} == {1.0}
     page.until(f"{figure('Running')} === '0' && {figure('Ended trials')} === '{ended + len(ids)}'")
     assert page.run("document.querySelectorAll('#history .passed').length") > 0
     assert_fits(page)
@@ -73,7 +60,7 @@ def test_figures_move_as_trials_wait_run_and_end(page, gateway, scripted):
 
 def test_causes_and_categories_need_the_token_and_stay_text(page, gateway, scripted):
     scripted.run = lambda body: (500, {"detail": HOSTILE})
-    gateway.wait(start(gateway, category=HOSTILE))
+    gateway.finish(row=gateway.row | {"category": HOSTILE})
     page.until("document.querySelector('#failures .pill')?.innerText === 'agent_error'")
     assert "onerror" not in page.text("body")
     page.type("#token", "wrong")

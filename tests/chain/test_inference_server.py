@@ -1,20 +1,20 @@
-"""An evaluation of a real inference server: transformers' own, with a Qwen3 whose weights were drawn at random.
+"""Evaluations of a real inference server: that of transformers, with a Qwen3 of random weights.
 
-What the model says is noise, so no reward is expected of it. What is checked is what lies between:
-both wires, tool calls that the server's own parser found, token counts, and that nothing is lost.
-INFERENCE_PYTHON names a Python with `torch` and `transformers[serving]`; these tests skip without.
+The model answers with noise, so no reward is expected. The tests check the way there and back: both wires, tool
+calls as the server's own parser finds them, token counts, and that no sample is lost.
+INFERENCE_PYTHON names a Python with `torch` and `transformers[serving]`; the tests are skipped without it.
 """
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
-from proofs.rig import eventually, run_script
+from proofs.rig import eventually, free_block, run_script
+from support.http_server import nobody
 
 PYTHON = os.environ.get("INFERENCE_PYTHON")
 MAKER = Path(__file__).parents[1] / "support" / "tiny_qwen.py"
@@ -27,12 +27,6 @@ pytestmark = [
 ]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """(URL, name of the model) of a server that is up."""
@@ -40,7 +34,7 @@ def server(tmp_path_factory):
     model = folder / "tiny-qwen3"
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
     subprocess.run([PYTHON, MAKER, model], check=True, env=offline, capture_output=True, timeout=300)
-    port = free_port()
+    port = free_block()
     command = [Path(PYTHON).with_name("transformers"), "serve", model, "--device", "cpu", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("wb") as log:
@@ -100,8 +94,8 @@ def test_an_engine_of_noise_is_evaluated_whole(graph, server, tmp_path, example_
     graph.wait_released()
 
 
-def test_short_answers_of_an_engine_are_told_apart_from_zeros(graph, server, tmp_path, example_rows):
-    """With three tokens an answer, most end in the middle: truncated samples that have their reward."""
+def test_answers_cut_short_are_truncated_samples_with_a_reward(graph, server, tmp_path, example_rows):
+    """With three tokens an answer, most are cut in the middle."""
     process, result, samples = evaluate(graph, server, tmp_path, EVAL_MAX_OUTPUT_TOKENS="3")
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
     truncated = [sample for sample in samples if sample["status"] == "truncated"]
@@ -110,15 +104,13 @@ def test_short_answers_of_an_engine_are_told_apart_from_zeros(graph, server, tmp
 
 
 def test_a_preflight_over_noise_refuses_it_by_name(graph, server, tmp_path):
-    """Cut after one token, some answers hold no call: the crowd says how many."""
+    """Cut after one token, some answers hold no call; the preflight's calls at once count them."""
     process, result, _ = evaluate(graph, server, tmp_path, EVAL_PREFLIGHT="8", EVAL_MAX_OUTPUT_TOKENS="1")
     assert process.returncode == 1 and result is None
     assert "8 tool calls at once" in process.stderr and "EVAL_UNPARSED_SHARE" in process.stderr
 
 
 def test_an_engine_that_died_costs_no_reward(graph, server, tmp_path, example_rows):
-    url, model = server
-    gone = (f"http://127.0.0.1:{free_port()}", model)
-    process, result, _ = evaluate(graph, gone, tmp_path)
+    process, result, _ = evaluate(graph, (nobody(), server[1]), tmp_path)
     assert process.returncode == 1 and result is None
     assert "MODEL_URL" in process.stderr and "is the endpoint up" in process.stderr

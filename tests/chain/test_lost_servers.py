@@ -1,19 +1,20 @@
 """Servers that die (field cases E2, E12, E13): their trials end in time with a reason, and the graph heals itself."""
 
-import os
-import secrets
+import json
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from proofs.rig import PAIRS, SCRIPTS, eventually
+from common import program
+from common.settings import ROOT
+from inputs import rows
+from proofs.rig import PAIRS, SECRET_PREFIX, eventually, secret
 from support.scripted_model import DONE, call
 
 pytestmark = pytest.mark.slow
-# Two seconds of the contract, and what a busy machine may add.
+# The contract's two seconds, and what a busy machine may add.
 NOT_READY_S = 2 + 1.5
 SEARCH = call("email_search_emails", query="carlos")
 
@@ -34,23 +35,20 @@ def wait_seen(graph, servers):
 
 def wait_all_up(graph):
     def all_up():
-        return all(server["up"] for server in graph.health()[1].get("servers", {"none": {"up": False}}).values())
+        servers = graph.health()[1].get("servers", {})
+        return servers and all(server["up"] for server in servers.values())
 
     eventually(all_up, 120, 0.2)
 
 
 def in_mid_trial(graph, models, count=4, released=None):
-    """Trials, as many on each pair, that made a tool call and wait for their model. Returns their ids."""
+    """Start trials that make a tool call and then wait for their model, equally many on each pair. Returns ids."""
     released = released or models.released
     policies = [
         models.policy(lambda call: SEARCH if call.turn == 0 else released.wait(100) and DONE) for _ in range(count)
     ]
     ids = [graph.start(graph.payload(policy, deadline_s=60)) for policy in policies]
-
-    def all_wait():
-        return all(len(policy.calls) == 2 for policy in policies)
-
-    eventually(all_wait, 40)
+    eventually(lambda: all(len(policy.calls) == 2 for policy in policies), 40)
     return ids
 
 
@@ -62,7 +60,7 @@ def test_e2_and_e12_a_killed_server_ends_its_own_trials_and_comes_back_alone(gra
     killed, began = graph.kill(server), time.monotonic()
     wait_seen(graph, [server])
     assert graph.health()[0] == 200
-    # Taken while the server is away: the other pair runs it.
+    # A trial that is created now runs on the other pair.
     meanwhile = graph.payload(models.oracle(example_rows[0]))
     assert graph.wait(graph.start(meanwhile))["reward"] == 1.0
     released.set()
@@ -93,39 +91,22 @@ def test_e2_without_any_pair_the_graph_is_not_ready_and_trials_wait(graph, model
     graph.wait_released()
 
 
-def client_environment(graph, policy, folder, row):
-    """Variables of an agent command as the trainer sets them."""
-    import json
-
-    from inputs import rows
-
-    relax = rows.to_relax(row)
-    folder.mkdir()
-    (folder / "in.json").write_text(json.dumps({"messages": relax["input"], "metadata": relax["metadata"]}))
-    return graph.env | {
-        "RELAX_INPUT_JSON": str(folder / "in.json"),
-        "RELAX_OUTPUT_JSON": str(folder / "out.json"),
-        "RELAX_SESSION_IO_DIR": str(folder),
-        "RELAX_BASE_URL": policy.base_url,
-        "RELAX_SESSION_ID": f"never-show-me-{secrets.token_hex(8)}",
-        "RELAX_ROLLOUT_MODE": "train",
-        "RELAX_GROUP_ID": "g",
-        "NEMO_GYM_DEADLINE_S": "120",
-    }
-
-
 class Client:
-    """A session client as its own process."""
+    """A session client as its own process, with the variables that the trainer sets."""
 
     def __init__(self, graph, policy, folder, row):
-        self.output = folder / "out.json"
-        environment = client_environment(graph, policy, folder, row)
+        relax, self.output = rows.to_relax(row), folder / "out.json"
+        folder.mkdir()
+        (folder / "in.json").write_text(json.dumps({"messages": relax["input"], "metadata": relax["metadata"]}))
+        ours = {"INPUT_JSON": folder / "in.json", "OUTPUT_JSON": self.output, "SESSION_IO_DIR": folder}
+        ours |= {"BASE_URL": policy.base_url, "SESSION_ID": secret(), "ROLLOUT_MODE": "train", "GROUP_ID": "g"}
+        variables = {f"RELAX_{name}": str(text) for name, text in ours.items()} | {"NEMO_GYM_DEADLINE_S": "120"}
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "session_client.py")],
-            env=environment,
+            program.stage("session_client"),
+            env=graph.env | variables,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=os.path.dirname(SCRIPTS),
+            cwd=ROOT,
         )
 
     def end(self):
@@ -141,10 +122,7 @@ def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(grap
     hanging = models.hanging()
     caught = Client(graph, hanging, tmp_path / "caught", example_rows[0])
 
-    def client_runs():
-        return hanging.calls
-
-    eventually(client_runs, 40)
+    eventually(lambda: hanging.calls, 40)
     assert graph.open_sessions() == 3
     graph.kill("gateway")
     late = Client(graph, models.oracle(example_rows[0]), tmp_path / "late", example_rows[0])
@@ -157,7 +135,7 @@ def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(grap
         assert (snapshot["status"], snapshot["reward"]) == ("failed", None)
         assert snapshot["error"]["code"] == "gateway_restarted"
     status, errors = caught.end()
-    assert status == 1 and "gateway_restarted" in errors and "never-show-me-" not in errors
+    assert status == 1 and "gateway_restarted" in errors and SECRET_PREFIX not in errors
     assert len(errors.splitlines()) == 1 and not caught.output.exists()
     assert late.end() == (0, "") and '"reward": 1.0' in late.output.read_text()
     graph.wait_released(30)

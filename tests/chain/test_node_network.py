@@ -4,6 +4,7 @@ Of the environment there is only as much as calls the model once, as the agent w
 """
 
 import json
+import sys
 
 import httpx
 import pytest
@@ -24,19 +25,16 @@ def node():
 
 @pytest.fixture(scope="module")
 def gateway(node, tmp_path_factory, example_rows):
-    token = secret()
-    changes = {"GATEWAY_TOKEN": token, "GYM_BIND_HOST": "0.0.0.0", "GATEWAY_MODEL_TRIES": "1"}
+    changes = {"GATEWAY_TOKEN": secret(), "GYM_BIND_HOST": "0.0.0.0", "GATEWAY_MODEL_TRIES": "1"}
     changes |= {"NEMO_GYM_CALLBACK_ALLOWED_NETWORKS": f"{COVERED}.0/24"}
-    with ScriptedEnvironment() as environment:
-        gateway = GatewayAlone(tmp_path_factory.mktemp("network"), [environment], example_rows[0], **changes)
-        gateway.token = token
+    folder = tmp_path_factory.mktemp("network")
+    with (
+        ScriptedEnvironment() as environment,
+        GatewayAlone(folder, [environment], example_rows[0], **changes) as gateway,
+    ):
         environment.run = lambda body: call_model(gateway, body)
-        try:
-            gateway.up()
-            yield gateway
-        finally:
-            gateway.process.kill()
-            gateway.process.wait()
+        gateway.up()
+        yield gateway
 
 
 def call_model(gateway, body):
@@ -57,14 +55,9 @@ def played(gateway, node, tmp_path, address, port=0, token=None):
     (tmp_path / "token").write_text(token or gateway.token)
     (tmp_path / "rows.jsonl").write_text(json.dumps(gateway.row) + "\n")
     variables = {"NEMO_GYM_DEADLINE_S": "20", "NEMO_GYM_LEASE_S": "10", "NEMO_GYM_MAX_RETRIES": "2"}
-    spec = {
-        "root": str(ROOT),
-        "rows": str(tmp_path / "rows.jsonl"),
-        "probe": "probe",
-        "gateways": [gateway_of(gateway, node)],
-        "api_port": port,
-        "variables": variables | {"GATEWAY_TOKEN_FILE": str(tmp_path / "token")},
-    }
+    variables |= {"GATEWAY_TOKEN_FILE": str(tmp_path / "token")}
+    spec = {"root": str(ROOT), "python": sys.executable, "rows": str(tmp_path / "rows.jsonl"), "probe": "probe"}
+    spec |= {"gateways": [gateway_of(gateway, node)], "api_port": port, "variables": variables}
     return node.call("play_trials", spec, address)
 
 

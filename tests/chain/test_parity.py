@@ -1,16 +1,15 @@
 """The environment with our patches and without: the same tool outputs, byte for byte, and the same rewards."""
 
 import json
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from inputs.rows import read_rows
 from policy.model_api import function_call, message
-from servers import tree as gym_tree
-from support import outcomes
+from proofs.unpatched import take_back
+from servers import tree
+from support import outcomes, unpatched_environment
 from support.outcomes import play, truth_of
 from support.task_rows import SHARED_DATA
 
@@ -45,24 +44,13 @@ ODD_CALLS = [
 ]
 
 
-def patched_names():
-    """The files of the Workplace Assistant that our patches change."""
-    return [name for name in gym_tree.read_sums() if name.startswith(gym_tree.WORKPLACE)]
-
-
 @pytest.fixture(scope="module")
 def pristine_tree(tmp_path_factory):
-    """The Workplace Assistant as released: ours with the patches taken back, proved by hash."""
-    tree, scratch = gym_tree.installed_tree(), tmp_path_factory.mktemp("pristine")
-    ignored = shutil.ignore_patterns("__pycache__", "notebooks")
-    shutil.copytree(tree / gym_tree.WORKPLACE, scratch / gym_tree.WORKPLACE, ignore=ignored)
-    for patch in reversed(gym_tree.patch_files()):
-        command = ["git", "apply", "-R", "--include", f"{gym_tree.WORKPLACE}/*", str(patch)]
-        subprocess.run(command, cwd=scratch, check=True, env={"GIT_CEILING_DIRECTORIES": str(scratch.parent)})
-    known = gym_tree.read_sums()
-    for name in patched_names():
-        assert gym_tree.digest(scratch / name) in known[name]["pristine"], name
-    return scratch
+    """The Workplace Assistant as released: a copy of ours with the patches taken back, proved by hash."""
+    folder = tmp_path_factory.mktemp("pristine")
+    take_back(tree.patch_files(), folder)
+    unpatched_environment.assert_as_released(folder)
+    return folder
 
 
 def episodes_of(example_rows):
@@ -70,22 +58,21 @@ def episodes_of(example_rows):
     episodes = []
     for row in example_rows:
         truth = truth_of(row)
-        for calls in (truth, truth[:-1], truth * 2, truth[::-1], [*ODD_CALLS[:4], *truth]):
-            episodes.append({"row": row, "calls": calls})
-    episodes.append({"row": example_rows[0], "calls": ODD_CALLS})
-    return episodes
+        variants = (truth, truth[:-1], truth * 2, truth[::-1], [*ODD_CALLS[:4], *truth])
+        episodes += [{"row": row, "calls": calls} for calls in variants]
+    return [*episodes, {"row": example_rows[0], "calls": ODD_CALLS}]
 
 
 @pytest.fixture(scope="module")
 def played(pristine_tree, example_rows):
-    """(patched, pristine) of all episodes; those of other rows after the first 26, where there are some."""
+    """(patched, pristine) of all episodes; after the first EXAMPLES come those of other rows, where there are some."""
     episodes = episodes_of(example_rows)
     if SHARED_DATA.is_dir():
-        found = read_rows(SHARED_DATA / "workbench_dev.jsonl")[::15]
-        episodes += [{"row": row, "calls": truth_of(row)} for row in found]
-        episodes += [{"row": row, "calls": []} for row in found[::4]]
+        others = read_rows(SHARED_DATA / "workbench_dev.jsonl")[::15]
+        episodes += [{"row": row, "calls": truth_of(row)} for row in others]
+        episodes += [{"row": row, "calls": []} for row in others[::4]]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(play, [gym_tree.installed_tree(), pristine_tree], [episodes] * 2))
+        return list(pool.map(play, [tree.installed_tree(), pristine_tree], [episodes] * 2))
 
 
 def assert_same(patched, pristine):

@@ -14,13 +14,10 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def started(pairs, tmp_path_factory, example_rows):
-    gateway = GatewayAlone(tmp_path_factory.mktemp("pairs"), pairs, example_rows[0], GATEWAY_CLEANUP_TIMEOUT_S="2")
-    try:
+    folder = tmp_path_factory.mktemp("pairs")
+    with GatewayAlone(folder, pairs, example_rows[0], GATEWAY_CLEANUP_TIMEOUT_S="2") as gateway:
         gateway.up()
         yield gateway
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
 
 
 @pytest.fixture
@@ -35,10 +32,7 @@ def gateway(started, pairs):
 
 
 def wait_all_up(gateway):
-    def all_up():
-        return all(server["up"] for server in gateway.health()[1]["servers"].values())
-
-    eventually(all_up)
+    eventually(lambda: all(server["up"] for server in gateway.health()[1]["servers"].values()))
 
 
 def hanging(gateway, pairs, count):
@@ -48,17 +42,14 @@ def hanging(gateway, pairs, count):
         pair.run = pair.hang
     for _ in range(count):
         begun = sum(len(pair.runs) for pair in pairs)
-        ids.append(gateway.start(gateway.payload("http://127.0.0.1:9/x")))
+        ids.append(gateway.begin())
         eventually(lambda begun=begun: sum(len(pair.runs) for pair in pairs) > begun)
     return ids
 
 
-def on(pair):
-    return {run["rollout_id"] for run in pair.runs}
-
-
-def cleaned(pair):
-    return {path.rpartition("/")[2] for _, path in pair.asked}
+def assert_cleaned(pairs):
+    for pair in pairs:
+        assert {path.rpartition("/")[2] for _, path in pair.asked} == {run["rollout_id"] for run in pair.runs}
 
 
 def test_a_trial_gets_the_pair_with_the_fewest_and_is_cleaned_there(gateway, pairs):
@@ -68,10 +59,10 @@ def test_a_trial_gets_the_pair_with_the_fewest_and_is_cleaned_there(gateway, pai
     for request_id in ids:
         gateway.http.post(f"/v1/trials/{request_id}/abort")
         assert gateway.wait(request_id)["status"] == "aborted"
-    assert cleaned(first) == on(first) and cleaned(second) == on(second)
+    assert_cleaned(pairs)
     first.run = second.run = lambda body: (200, body | {"reward": 1.0, "response": {"output": []}})
-    assert gateway.finish("http://127.0.0.1:9/x")["reward"] == 1.0
-    assert cleaned(first) == on(first) and cleaned(second) == on(second)
+    assert gateway.finish()["reward"] == 1.0
+    assert_cleaned(pairs)
 
 
 def test_the_open_sessions_are_those_of_all_pairs(gateway, pairs):
@@ -87,7 +78,7 @@ def test_the_open_sessions_are_those_of_all_pairs(gateway, pairs):
 def test_a_dead_pair_ends_its_own_trials_gets_no_new_ones_and_comes_back(gateway, pairs):
     alive, dead = pairs
     ids = hanging(gateway, pairs, 4)
-    dead.__exit__()
+    dead.stop()
     eventually(lambda: not gateway.health()[1]["servers"]["resource_2"]["up"])
     status, state = gateway.health()
     assert (status, state["ready"], state["open_sessions"]) == (200, True, None)
@@ -101,7 +92,7 @@ def test_a_dead_pair_ends_its_own_trials_gets_no_new_ones_and_comes_back(gateway
     assert (len(alive.runs), len(dead.runs)) == (4, 2)
     dead.reset()
     dead.epoch = "second"
-    dead.__enter__()
+    dead.start()
     wait_all_up(gateway)
     hanging(gateway, pairs, 2)
     assert (len(alive.runs), len(dead.runs)) == (4, 2)
@@ -109,8 +100,8 @@ def test_a_dead_pair_ends_its_own_trials_gets_no_new_ones_and_comes_back(gateway
 
 def test_a_trial_given_to_a_pair_that_just_died_runs_on_the_other(gateway, pairs):
     alive, dead = pairs
-    dead.__exit__()
-    ids = [gateway.start(gateway.payload("http://127.0.0.1:9/x")) for _ in range(4)]
+    dead.stop()
+    ids = [gateway.begin() for _ in range(4)]
     assert [gateway.wait(request_id)["reward"] for request_id in ids] == [1.0] * 4
     assert len(alive.runs) == 4 and not dead.runs
-    dead.__enter__()
+    dead.start()

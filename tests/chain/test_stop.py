@@ -1,28 +1,26 @@
 """`make stop` (runs last): nothing of ours is left, nothing else is touched, a second call finds nothing."""
 
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from proofs.rig import SCRIPTS
-from servers import ports
-from servers import processes as own_processes
+from proofs.rig import run_script
+from servers import ports, processes
 
 SLEEP = "import time; time.sleep(300)"
 
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory):
-    """Processes like ours that are not: a sleeper, one that looks like a Ray, one marked by another run folder."""
+    """Processes that are not ours: a sleeper, one that looks like Ray's, one that another run folder marked."""
     ray = tmp_path_factory.mktemp("other") / "raylet"
     ray.symlink_to(sys.executable)
-    other_run = os.environ | {own_processes.MARK: str(ray.parent), own_processes.ROLE: "gym"}
-    unmarked = {
-        name: value for name, value in os.environ.items() if name not in (own_processes.MARK, own_processes.ROLE)
-    }
+    other_run = os.environ | {processes.MARK: str(ray.parent), processes.ROLE: "gym"}
+    unmarked = {name: text for name, text in os.environ.items() if name not in (processes.MARK, processes.ROLE)}
     started = [
         subprocess.Popen([sys.executable, "-c", SLEEP], env=unmarked),
         subprocess.Popen([str(ray), "-c", SLEEP, "ray::IDLE", "servers.supervise", "gcs_server"], env=unmarked),
@@ -36,33 +34,29 @@ def strangers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(graph_started, strangers, models):
-    """What was there before, and the result of a stop while a trial ran."""
+    """What was there before a stop while a trial ran, and the result of the stop."""
     graph_started.wait_ready()
     graph_started.wait_running(graph_started.start(graph_started.payload(models.hanging())))
-    before = {
-        "processes": own_processes.ours(graph_started.settings),
-        "ray": Path((graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()),
-        "sockets": open_ports(graph_started),
-        "shared": shared_memory(own_processes.ours(graph_started.settings)),
-    }
+    ours, ray = processes.ours(graph_started.settings), (graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()
+    before = {"processes": ours, "ray": Path(ray), "sockets": open_ports(ours), "shared": shared_memory(ours)}
     return before, graph_started.stop()
 
 
-def open_ports(graph):
-    inodes = set().union(*(ports.sockets_of(process) for process in own_processes.ours(graph.settings)))
+def open_ports(held_by):
+    inodes = set().union(*(ports.sockets_of(process) for process in held_by))
     return {port for _, port, inode in ports.listening() if inode in inodes}
 
 
-def shared_memory(processes):
+def shared_memory(held_by):
     """Files under /dev/shm that these processes hold mapped."""
-    found = set()
-    for process in processes:
+    paths = set()
+    for process in held_by:
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
         except OSError:
             continue
-        found |= {line.split()[5] for line in maps.splitlines() if "/dev/shm/" in line}
-    return found
+        paths |= {line.split()[5] for line in maps.splitlines() if "/dev/shm/" in line}
+    return paths
 
 
 def test_stop_says_what_it_ended(stopped):
@@ -75,7 +69,7 @@ def test_stop_says_what_it_ended(stopped):
 def test_no_process_is_left(stopped, graph_started):
     before, _ = stopped
     assert not [process for process in before["processes"] if process.alive()]
-    assert not own_processes.ours(graph_started.settings)
+    assert not processes.ours(graph_started.settings)
 
 
 def test_no_port_is_left(stopped):
@@ -101,8 +95,6 @@ def test_a_second_stop_finds_nothing(stopped, graph_started, strangers):
 
 
 def test_the_trial_that_ran_is_on_record_as_ended(stopped, graph_started):
-    import sqlite3
-
     with sqlite3.connect(graph_started.run_dir / "trials.sqlite") as store:
         unfinished = store.execute("SELECT count(*) FROM trials WHERE snapshot IS NULL").fetchone()[0]
         last = store.execute("SELECT snapshot FROM trials ORDER BY created DESC LIMIT 1").fetchone()[0]
@@ -111,5 +103,5 @@ def test_the_trial_that_ran_is_on_record_as_ended(stopped, graph_started):
 
 def test_stop_needs_no_graph_and_no_run_folder(graph_started, tmp_path):
     env = graph_started.env | {"RUN_DIR": str(tmp_path / "never")}
-    result = subprocess.run([sys.executable, str(SCRIPTS / "stop.py")], env=env, capture_output=True, text=True)
+    result = run_script("stop.py", env)
     assert (result.returncode, result.stdout) == (0, "Stopped: nothing was running\n")

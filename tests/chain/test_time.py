@@ -1,4 +1,4 @@
-"""Deadline and lease with real servers, at each point where they can strike; every end leaves no session."""
+"""Deadline and lease with real servers, wherever they can end a trial; no end leaves a session."""
 
 import threading
 import time
@@ -34,7 +34,9 @@ def test_the_deadline_ends_a_trial_after_tool_calls(graph, models):
 
 
 def test_the_deadline_ends_a_wait_for_another_try(graph, models):
-    assert_deadline(graph.finish(models.script(Answer(503, b"", {"Retry-After": "60"})), deadline_s=0.8))
+    began = time.monotonic()
+    assert_deadline(graph.finish(models.script(Answer(503, b"", {"Retry-After": "600"})), deadline_s=0.8))
+    assert time.monotonic() - began < 15
 
 
 def test_the_deadline_counts_from_creation_and_ends_a_trial_in_the_queue(graph, models):

@@ -1,9 +1,9 @@
 """Training on a real Ray cluster of two nodes and a real graph, with a stand-in for the trainer's checkout.
 
-The stand-in refuses whatever is not the contract's, argument by argument, and then rolls out for
-real; it trains nothing, and acceptance has to say so. The cluster, and two graphs that allow its
-address, are started once for this module, which shares nothing with others. A whole run takes its time,
-so each has much to show; what one call of the entrypoint shows leaves out the looks before it.
+The stand-in refuses every argument that differs from the contract, and then rolls out for real. It trains
+nothing, and acceptance has to say so. The cluster and two graphs that allow its address are started once for
+this file, which shares nothing with others. A whole run takes minutes, so each test checks much of one; where
+a call of the entrypoint is enough, the checks before it are left out.
 """
 
 import json
@@ -14,7 +14,8 @@ import sys
 
 import pytest
 
-from cluster import jobs as ray_jobs
+from cluster import jobs
+from common import program
 from common.settings import ROOT
 from proofs.rig import SCRIPTS, Graph, eventually, free_block, own_address
 from support.two_nodes import Cluster
@@ -25,53 +26,38 @@ RUN_SCRIPT = SCRIPTS / "run-qwen3-4B-8xgpu.sh"
 
 
 class Place:
-    """Everything a run needs: graphs, a cluster, and a folder; `run` starts a stage with variables that lead there."""
+    """Everything that a run needs: graphs, a cluster and a folder."""
 
     def __init__(self, folder, graphs, cluster):
-        self.folder, self.graphs, self.cluster = folder, graphs, cluster
-        self.graph = graphs[0]
+        self.folder, self.graphs, self.graph, self.cluster = folder, graphs, graphs[0], cluster
         shutil.copytree(STANDIN, folder / "relax")
         self.make_files(folder, self.graph.row)
 
     @staticmethod
-    def make_files(folder, row, **changes):
+    def make_files(folder, row):
         (folder / "models" / "Qwen3-4B").mkdir(parents=True)
         for name in ("config.json", "tokenizer.json"):
             (folder / "models" / "Qwen3-4B" / name).write_text("{}")
-        (folder / "rows.jsonl").write_text(json.dumps(row | changes) + "\n")
+        (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
 
     def environment(self, **changes):
-        ours = {
-            "RAY_ADDRESS": self.cluster.address,
-            "RAY_DASHBOARD_ADDRESS": self.cluster.dashboard_url,
-            "GYM_HOST": self.cluster.host,
-            "RELAX_ROOT": str(self.folder / "relax"),
-            "RELAX_PYTHON": sys.executable,
-            "RELAX_API_PORT": str(self.cluster.base + 99),
-            "NEMO_GYM_SOURCE_DATA": str(self.folder / "rows.jsonl"),
-            "MODEL_DIR": str(self.folder / "models"),
-            "EXP_DIR": str(self.folder / "exp"),
-            "RUN_DIR": str(self.folder / "run"),
-            "NEMO_GYM_N_SAMPLES_PER_PROMPT": "2",
-        }
-        return self.graph.env | ours | changes
+        places = {"RELAX_ROOT": "relax", "NEMO_GYM_SOURCE_DATA": "rows.jsonl", "MODEL_DIR": "models"}
+        places |= {"EXP_DIR": "exp", "RUN_DIR": "run"}
+        ours = {"RAY_ADDRESS": self.cluster.address, "RAY_DASHBOARD_ADDRESS": self.cluster.dashboard_url}
+        ours |= {"GYM_HOST": self.cluster.host, "RELAX_PYTHON": sys.executable, "NEMO_GYM_N_SAMPLES_PER_PROMPT": "2"}
+        ours |= {"RELAX_API_PORT": str(self.cluster.base + 99)}
+        return self.graph.env | ours | {name: str(self.folder / place) for name, place in places.items()} | changes
 
     def start(self, *command, **changes):
-        return subprocess.Popen(
-            [str(word) for word in command],
-            env=self.environment(**changes),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        output = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(list(map(str, command)), env=self.environment(**changes), **output)
 
     def run(self, stage, **changes):
-        """(exit status, output) of a stage, its secrets looked for."""
-        return self.ended(self.start(sys.executable, SCRIPTS / f"{stage}.py", **changes))
+        """(exit status, output) of a stage, which holds no secret."""
+        return self.ended(self.start(*program.stage(stage), **changes))
 
     def submit(self, *options, **changes):
-        """The trainer's entrypoint with our run script, without the looks that `make train` takes before."""
+        """Start the trainer's entrypoint with our run script, without the checks that `make train` makes before."""
         entrypoint = self.folder / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
         return self.start("bash", entrypoint, RUN_SCRIPT, *options, SUBMIT_PYTHON=sys.executable, **changes)
 
@@ -81,7 +67,7 @@ class Place:
         return process.returncode, output
 
     def begun(self, process):
-        """Id of the job that a process has submitted, once it rolls out."""
+        """Wait until the job that a process submits rolls out. Returns its id."""
         before = len(self.samples())
 
         def rolls_out():
@@ -93,14 +79,14 @@ class Place:
 
     def jobs(self):
         """{submission id: what Ray knows of the job}."""
-        _, answer = ray_jobs.Dashboard(self.cluster.dashboard_url).ask("GET", "/api/jobs/")
+        _, answer = jobs.Dashboard(self.cluster.dashboard_url).ask("GET", "/api/jobs/")
         return {job["submission_id"]: job for job in answer if job["submission_id"]}
 
-    def live(self, kind="train-"):
-        return [name for name, job in self.jobs().items() if name.startswith(kind) and job["status"] == "RUNNING"]
+    def live(self):
+        return [name for name, job in self.jobs().items() if name.startswith("train-") and job["status"] == "RUNNING"]
 
     def on_file(self):
-        return [job.id for job in ray_jobs.open_jobs(self.folder / "run")]
+        return [job.id for job in jobs.open_jobs(self.folder / "run")]
 
     def samples(self):
         folder = self.folder / "exp" / "Qwen3-4B_mcore_8xgpu" / "rollout_result" / "train"
@@ -158,7 +144,7 @@ def test_a_run_over_two_graphs_from_the_plan_to_the_verdict(place):
     ):
         assert words in output, words
     assert [(item["rollout_id"], item["reward"]) for item in place.samples()] == [(0, 1.0)] * 6 + [(1, 1.0)] * 6
-    # One trial each is the check's.
+    # The nodes' check played one trial at each Gateway.
     gained = [trials(graph) - start - 1 for graph, start in zip(place.graphs, before, strict=True)]
     assert sum(gained) == 12 and min(gained) > 0
     [job] = [job for name, job in place.jobs().items() if name.startswith("train-") and name not in known]
@@ -167,7 +153,7 @@ def test_a_run_over_two_graphs_from_the_plan_to_the_verdict(place):
     assert "stand-in trainer: arguments and variables are the contract's" in text
     assert place.graph.token not in json.dumps(place.jobs()) + text and not place.on_file()
 
-    # As if who followed the run had been cut off.
+    # Cut the log, as if following the run had been interrupted.
     log.write_text(text[:20])
     status, output = place.run("accept")
     assert status == 1, output
@@ -186,7 +172,7 @@ def test_a_smoke_run_on_a_cluster_is_the_same_path_with_one_sample(place):
     status, output = place.run("smoke", RUN_DIR=str(place.graph.run_dir))
     assert "1 of 1 rows x 1 samples, 1 samples a step; 1 samples in all" in output, output
     assert "kept, its fingerprint matches" in output and "Ray job SUCCEEDED: train-" in output
-    # The stand-in trains nothing, and that is the one thing missing.
+    # Only the training step is missing, since the stand-in trains nothing.
     assert status == 1 and "acceptance failed: training step" in output
     assert len(place.samples()) == before + 1
 
@@ -199,16 +185,9 @@ def test_a_node_that_differs_is_named_with_each_difference(place):
     status, output = place.run("train", **{name: str(place.folder / "differs" / at) for name, at in changes.items()})
     faults = [line for line in output.splitlines() if line.startswith("error: ")]
     assert status == 1 and len(faults) == 3 and all(fault.startswith("error: node ") for fault in faults), output
-    for fault, said in zip(
-        faults,
-        (
-            "rows.jsonl: other contents than on the submitting machine (the rows)",
-            "differs/models/Qwen3-4B: No such file or directory (MODEL_DIR)",
-            "differs/exp: does not show what the submitting machine wrote there (EXP_DIR)",
-        ),
-        strict=True,
-    ):
-        assert said in fault
+    assert "rows.jsonl: other contents than on the submitting machine (the rows)" in faults[0]
+    assert "differs/models/Qwen3-4B: No such file or directory (MODEL_DIR)" in faults[1]
+    assert "differs/exp: does not show what the submitting machine wrote there (EXP_DIR)" in faults[2]
     assert len({fault.split(")")[0] for fault in faults}) == 1, "the other node is as it should be"
     assert not [name for name in set(place.jobs()) - known if name.startswith("train-")]
 
@@ -231,7 +210,7 @@ def test_a_trainer_that_refuses_an_argument_fails_the_run_with_the_end_of_its_lo
 
 
 def test_a_busy_cluster_is_refused_and_ctrl_c_stops_the_job(place):
-    process = place.start(sys.executable, SCRIPTS / "train.py", NEMO_GYM_NUM_ROLLOUT="500")
+    process = place.start(*program.stage("train"), NEMO_GYM_NUM_ROLLOUT="500")
     job = place.begun(process)
     status, output = place.run("train")
     assert status == 1 and f"which the trainer's entrypoint would stop: {job} RUNNING" in output, output

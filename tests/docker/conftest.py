@@ -1,16 +1,14 @@
-"""A real Docker engine for these tests, what they build on, and what makes them skip.
+"""A real Docker engine, what the tests of the image build on, and what makes them skip.
 
-The image is built on a stand-in for the trainer's, made of this machine (standin_base), from a repository
-in NeMo Gym's place, made of the installed release (standin_gym) and served from here by `git daemon`: minutes
-the first time. The images stay for the next run, which then builds in seconds. IMAGE_TEST_BASE names another
-base that is there (empty: none of these tests), IMAGE_TEST_GIT a bare repository that holds the pinned commit.
+The base is a stand-in for the trainer's image, made of this machine (standin_base). NeMo Gym comes from a
+repository made of the installed release (standin_gym), which `git daemon` serves. The first build takes minutes;
+the images stay, and the next run builds in seconds. IMAGE_TEST_BASE names another base that the engine has
+(empty: skip these tests), IMAGE_TEST_GIT a bare repository that holds the pinned commit.
 """
 
 import os
 import shutil
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,11 @@ import pytest
 import docker
 from common.failure import Failure
 from common.settings import ROOT
-from servers import container, tree
+from proofs.rig import eventually
+from servers import container, ports, tree
 from support import standin_base, standin_gym
 
-# The same each time: the build remembers its steps by what it is given, this address too.
+# Fixed, since the build caches its steps by their arguments, this address among them.
 GIT_PORT = 12399
 
 
@@ -78,7 +77,7 @@ def git_source(repository):
     command = ["git", *options, "daemon", "--reuseaddr", "--export-all", f"--base-path={folder.parent}"]
     server = subprocess.Popen([*command, "--listen=127.0.0.1", f"--port={GIT_PORT}", str(folder)])
     try:
-        wait_for(GIT_PORT)
+        eventually(lambda: ports.connects(GIT_PORT))
         yield f"git://127.0.0.1:{GIT_PORT}/{folder.name}"
     finally:
         server.terminate()
@@ -97,18 +96,8 @@ def clone(tmp_path_factory, repository):
         shutil.copy(ROOT / name, folder / name)
     for name in ("scripts", "patches"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Dockerfile", "scripts/apply_patches.py"):
+    for name in ("Dockerfile", "scripts/servers/tree.py"):
         text = (folder / name).read_text()
         assert text.count(tree.GYM_COMMIT) == 1, name
         (folder / name).write_text(text.replace(tree.GYM_COMMIT, commit))
     return folder
-
-
-def wait_for(port):
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                return
-        time.sleep(0.1)
-    raise RuntimeError("the git server does not answer")

@@ -12,47 +12,42 @@ import ray_up
 from cluster import nodes
 from cluster.jobs import Dashboard
 from common import settings as variables
+from proofs.rig import own_address
 from servers import ports
-from training import container as ray_container
-from training import container as training_container
+from training import container
 
 
 @pytest.fixture
 def place(client, base, tmp_path, monkeypatch):
     """Settings of a container with a name and ports of its own; it is removed at the end."""
-    host = next((address for address in addresses() if not address.startswith("127.")), None)
+    host = own_address()
     if not host:
         pytest.skip("no address beyond loopback")
-    monkeypatch.setattr(ray_container, "NAME", f"relax-train-{secrets.token_hex(4)}")
-    monkeypatch.setattr(ray_container, "RAY_PORT", 26379)
+    monkeypatch.setattr(container, "NAME", f"relax-train-{secrets.token_hex(4)}")
+    monkeypatch.setattr(container, "RAY_PORT", 26379)
     monkeypatch.setattr(nodes, "DASHBOARD_PORT", 26380)
     texts = {"RELAX_HOST": host, "RELAX_IMAGE": base, "RAY_ADDRESS": f"{host}:26379"}
     folders = ("DATA_ROOT", "MODEL_DIR", "EXP_DIR", "RUN_DIR", "RELAX_ROOT")
-    for name, text in (texts | {each: str(tmp_path / each.lower()) for each in folders}).items():
+    for name, text in (texts | {name: str(tmp_path / name.lower()) for name in folders}).items():
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(sys, "argv", ["ray_up.py"])
     yield variables.load()
-    for container in client.containers.list(all=True, filters={"name": ray_container.NAME}):
-        container.remove(force=True)
-
-
-def addresses():
-    shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()
-    return [address for address in shown if ":" not in address]
+    for left in client.containers.list(all=True, filters={"name": container.NAME}):
+        left.remove(force=True)
 
 
 def test_an_engine_without_gpus_is_said_and_leaves_no_container(place, client):
     with pytest.raises(ray_up.Failure) as failure:
         ray_up.main()
-    if training_container.NO_GPUS not in str(failure.value):
+    if container.NO_GPUS not in str(failure.value):
         pytest.skip("this engine has GPUs, or another reason not to start")
     assert str(failure.value).endswith("has this machine GPUs, and the NVIDIA container toolkit?")
-    assert not client.containers.list(all=True, filters={"name": ray_container.NAME})
+    assert not client.containers.list(all=True, filters={"name": container.NAME})
 
 
 def test_the_container_starts_with_a_ray_that_commands_reach(place, client, monkeypatch, capsys):
-    made = ray_container.creation(place, None) | {"device_requests": [], "shm_size": "1g"}
-    monkeypatch.setattr(ray_container, "creation", lambda settings, request: made)
+    creation = container.creation(place, None) | {"device_requests": [], "shm_size": "1g"}
+    monkeypatch.setattr(container, "creation", lambda settings, request: creation)
     ray_up.main()
     assert f"Trainer's Ray ready: make train RAY_ADDRESS={place.RELAX_HOST}:26379" in capsys.readouterr().out
     dashboard = Dashboard(nodes.dashboard_url(place))
@@ -61,11 +56,11 @@ def test_the_container_starts_with_a_ray_that_commands_reach(place, client, monk
     # Nobody but who knows the address reaches it.
     assert not ports.connects(26380)
 
-    identity = client.containers.get(ray_container.NAME).id
+    identity = client.containers.get(container.NAME).id
     ray_up.main()
-    assert client.containers.get(ray_container.NAME).id == identity, "one that runs is kept"
+    assert client.containers.get(container.NAME).id == identity, "one that runs is kept"
 
     code = "import json, os, ray; print(json.dumps([os.environ['LIMIT'], os.environ['SUBMIT_PYTHON'], os.getcwd()]))"
-    command = ray_container.inside(place, ["python3", "-c", code], {"LIMIT": "32"})
+    command = container.inside(place, ["python3", "-c", code], {"LIMIT": "32"})
     done = subprocess.run(command, env=os.environ | {"LIMIT": "32"}, capture_output=True, text=True)
     assert json.loads(done.stdout) == ["32", "python3", str(variables.ROOT)], done.stderr

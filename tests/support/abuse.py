@@ -1,4 +1,4 @@
-"""How much abuse: the sizes of `make abuse`, which passes them on, and small ones for every other run."""
+"""Sizes of the abuse tests: those that `make abuse` passes on, and small ones for every other run."""
 
 import os
 

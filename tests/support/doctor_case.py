@@ -1,16 +1,15 @@
 """Cases for the doctor's checks: variables of a test's own, and small real servers that answer as a test says."""
 
-import json
 import os
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from checks import registry
 from checks.probe import Case, Finding
 from common import settings as variables
 from servers import ports
+from support.http_server import HttpServer
 
 PROXY_PAGE = "<html><body>Blocked by the web proxy</body></html>"
 # Belongs to no machine.
@@ -33,63 +32,31 @@ def case_of(folder, stage="", **texts):
 def found(look, case, verdict=None):
     """The Findings of a check as the doctor has them; with `verdict` the only one that has it."""
     findings = registry.examine(registry.Check("under test", look), case)
-    assert all(isinstance(each, Finding) and each.what for each in findings) and findings
-    assert all(bool(each.cure) == (each.verdict != "ok") for each in findings), findings
+    assert all(isinstance(finding, Finding) and finding.what for finding in findings) and findings
+    assert all(bool(finding.cure) == (finding.verdict != "ok") for finding in findings), findings
     if verdict is None:
         return findings
-    matching = [each for each in findings if each.verdict == verdict]
+    matching = [finding for finding in findings if finding.verdict == verdict]
     assert len(matching) == 1, findings
     return matching[0]
 
 
 def is_ok(look, case):
     """Whether all a check finds is good."""
-    return {each.verdict for each in found(look, case)} == {"ok"}
+    return {finding.verdict for finding in found(look, case)} == {"ok"}
 
 
-class Pages(ThreadingHTTPServer):
-    """Serves `pages`: {path: (status, body) or body}; a body that is no text is sent as JSON; else 404."""
-
-    daemon_threads = True
-    allow_reuse_address = True
+class Pages(HttpServer):
+    """Serves `pages` with `headers`, as if it were `date`; `asked` holds (path, headers) of each request."""
 
     def __init__(self, pages, port=0, date=None, headers=()):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.pages, self.date, self.headers, self.asked = pages, date, dict(headers), []
-        self.port = self.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(pages, port)
+        self.headers = dict(headers) | ({"Date": date} if date else {})
+        self.asked = []
 
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.asked.append((self.path, dict(self.headers)))
-        page = self.server.pages.get(
-            self.path.partition("?")[0], (404, {"message": "No such image, container or page"})
-        )
-        status, body = page if isinstance(page, tuple) else (200, page)
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(status)
-        for name, value in self.server.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_HEAD = do_GET
-
-    def date_time_string(self, timestamp=None):
-        return self.server.date or super().date_time_string(timestamp)
-
-    def log_message(self, *_):
-        """Keep the test's output clean."""
+    def answer(self, request):
+        self.asked.append((request.path, request.headers))
+        return *super().answer(request), self.headers
 
 
 class Silent:
@@ -116,8 +83,8 @@ class Silent:
     def __exit__(self, *_):
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        for each in self.kept:
-            each.close()
+        for connection in self.kept:
+            connection.close()
 
 
 def free_base():

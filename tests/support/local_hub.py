@@ -5,15 +5,13 @@ and ranged GET. It knows no large-file storage, so a download is always plain HT
 """
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from support.http_server import HttpServer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 # Runs a stage as its own program; the client's waits between tries are left out.
@@ -26,21 +24,17 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-class Hub:
-    """Files by repository and commit. `status`, `token`, `cuts` and `stalls` are its faults."""
+class Hub(HttpServer):
+    """Files by repository and commit, served from its making on. `status`, `token`, `cuts` and `stalls` are faults."""
 
     def __init__(self):
-        self.repos = {}
-        self.refs = {}
-        self.requests = []
-        self.status = None
-        self.token = None
-        self.cuts = []
-        self.stalls = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        super().__init__()
+        self.repos, self.refs, self.requests = {}, {}, []
+        self.status, self.token, self.cuts, self.stalls = None, None, [], 0
+        self.start()
+
+    def close(self):
+        self.stop()
 
     def publish(self, repo, commit, files):
         """Publish {name: bytes} as a commit of `repo` ("datasets/owner/name" or "owner/name") and as its main."""
@@ -50,92 +44,62 @@ class Hub:
     def gets(self):
         return [request for request in self.requests if request[0] == "GET"]
 
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self):
-        hub, path = self.hub, urlsplit(self.path).path.lstrip("/")
-        hub.requests.append((self.command, path, self.headers.get("Range")))
-        if hub.status:
-            return self.refuse(hub.status, "")
-        if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            return self.refuse(401, "GatedRepo")
+    def answer(self, request):
+        path = request.bare_path.lstrip("/")
+        self.requests.append((request.method, path, request.headers.get("Range")))
+        if self.status:
+            return refused(self.status, "")
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return refused(401, "GatedRepo")
         for mark, serve in (("/revision/", self.revision), ("/tree/", self.tree), ("/resolve/", self.file)):
             repo, found, rest = path.removeprefix("api/").removeprefix("models/").partition(mark)
             if found:
-                return self.serve(repo, rest, serve)
-        return self.refuse(404, "EntryNotFound")
+                revision, _, name = rest.partition("/")
+                commit = self.refs.get((repo, revision), revision)
+                if repo not in self.repos:
+                    return refused(404, "RepoNotFound")
+                if commit not in self.repos[repo]:
+                    return refused(404, "RevisionNotFound")
+                return serve(request, repo, commit, name)
+        return refused(404, "EntryNotFound")
 
-    def serve(self, repo, rest, serve):
-        revision, _, name = rest.partition("/")
-        commit = self.hub.refs.get((repo, revision), revision)
-        if repo not in self.hub.repos:
-            return self.refuse(404, "RepoNotFound")
-        if commit not in self.hub.repos[repo]:
-            return self.refuse(404, "RevisionNotFound")
-        return serve(repo, commit, name)
+    def revision(self, request, repo, commit, name):
+        return 200, {"id": repo, "sha": commit}
 
-    def revision(self, repo, commit, name):
-        self.send(json.dumps({"id": repo, "sha": commit}).encode())
+    def tree(self, request, repo, commit, name):
+        files = self.repos[repo][commit].items()
+        return 200, [{"type": "file", "path": path, "size": len(body), "oid": sha1(body)} for path, body in files]
 
-    def tree(self, repo, commit, name):
-        files = self.hub.repos[repo][commit].items()
-        self.send(
-            json.dumps(
-                [{"type": "file", "path": n, "size": len(b), "oid": hashlib.sha1(b).hexdigest()} for n, b in files]
-            ).encode()
-        )
-
-    def file(self, repo, commit, name):
-        body = self.hub.repos[repo][commit].get(name)
+    def file(self, request, repo, commit, name):
+        body = self.repos[repo][commit].get(name)
         if body is None:
-            return self.refuse(404, "EntryNotFound")
-        headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-        asked = self.headers.get("Range")
-        if not asked:
-            return self.send(body, headers)
-        start = int(asked.removeprefix("bytes=").split("-")[0])
-        headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        return self.send(body[start:], headers, 206)
+            return refused(404, "EntryNotFound")
+        headers = {"ETag": f'"{sha1(body)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        status = 200
+        if ranged := request.headers.get("Range"):
+            start = int(ranged.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            status, body = 206, body[start:]
+        headers["Content-Length"] = len(body)
+        if request.method == "GET" and self.cuts:
+            body = body[: self.cuts.pop(0)]
+        elif request.method == "GET" and self.stalls:
+            self.stalls -= 1
+            body = stalled(body)
+        return status, body, headers
 
-    def send(self, body, headers=None, status=200):
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self.hub.cuts and "/resolve/" in self.path:
-            self.wfile.write(body[: self.hub.cuts.pop(0)])
-            self.close_connection = True
-        elif self.hub.stalls and "/resolve/" in self.path:
-            self.hub.stalls -= 1
-            self.wfile.write(body[:100])
-            self.wfile.flush()
-            time.sleep(3)
-            self.close_connection = True
-        else:
-            self.wfile.write(body)
 
-    def refuse(self, status, code):
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+def sha1(body):
+    return hashlib.sha1(body).hexdigest()
+
+
+def stalled(body):
+    yield body[:100]
+    time.sleep(3)
+
+
+def refused(status, code):
+    return status, b"", {"X-Error-Code": code}
 
 
 def run_stage(name, *arguments, home, **environment):

@@ -8,6 +8,6 @@ CHECKS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
 def assert_fits(page):
     """No horizontal scroll of the page, readable contrast, controls with names, a quiet console."""
-    found = page.run(CHECKS)
-    assert found == {"overflow": [], "contrast": [], "controls": []}, found
+    faults = page.run(CHECKS)
+    assert faults == {"overflow": [], "contrast": [], "controls": []}, faults
     assert page.errors == [], page.errors

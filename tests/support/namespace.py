@@ -1,7 +1,6 @@
-"""A network namespace in the place of a trainer's node: addresses of its own, a firewall of its own, one cable to us.
+"""A network namespace in place of a trainer's node: it has its own addresses and firewall, and one cable to us.
 
-The files are ours, so that what is looked at from within is the network alone. Made with `ip`, which
-takes root; where that is not had, tests are skipped with the reason.
+It sees our files, so that only the network differs. `ip` makes it, which takes root; tests are skipped without.
 """
 
 import json
@@ -26,8 +25,8 @@ class Namespace:
         self.near_stray, self.stray = (f"{UNCOVERED}.{low + place}" for place in (1, 2))
 
     def __enter__(self):
-        made = shutil.which("ip") and ip("netns", "add", self.name, check=False)
-        if not made or made.returncode:
+        added = shutil.which("ip") and ip("netns", "add", self.name, check=False)
+        if not added or added.returncode:
             pytest.skip("no network namespace to be had here: it takes `ip` and root")
         near, far = f"{self.name}a", f"{self.name}b"
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self.name)
@@ -44,9 +43,9 @@ class Namespace:
         ip("netns", "delete", self.name)
 
     def call(self, function, *arguments):
-        """What a function of node_check.py returns there."""
+        """What a function of training/node_check.py returns there."""
         code = (
-            "import json, os, node_check\n"
+            "import json, os; from training import node_check; "
             f"print(json.dumps(node_check.{function}(*json.loads(os.environ['ARGUMENTS']))))"
         )
         command = ["ip", "netns", "exec", self.name, sys.executable, "-c", code]

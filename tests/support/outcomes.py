@@ -1,7 +1,7 @@
-"""What the ground truth of task rows gives: tool outputs, byte for byte, and reward.
+"""Tool outputs, byte for byte, and rewards of the ground truth of task rows.
 
-Asked of a graph, by trials, or of the environment's code in a process of its own, without a graph. Each
-backend is compared with the latter, so that no test needs two graphs to know that both give the same.
+They come from a graph, by trials, or from the environment's code in a process of its own. Each backend is compared
+with the code, so that no test needs two graphs.
 """
 
 import json
@@ -30,10 +30,10 @@ AT_ONCE = 8
 @cache
 def compared():
     """{name: [(row, (its outputs, its reward) in the environment)]} of the files that are there."""
-    found = {name: rows.read_rows(path, count) for name, (path, count) in COMPARED.items() if path.exists()}
+    known = {name: rows.read_rows(path, count) for name, (path, count) in COMPARED.items() if path.exists()}
     # All at once: a process takes seconds to import the environment.
-    given = iter(of_environment([row for task_rows in found.values() for row in task_rows]))
-    return {name: [(row, next(given)) for row in task_rows] for name, task_rows in found.items()}
+    given = iter(of_environment([row for task_rows in known.values() for row in task_rows]))
+    return {name: [(row, next(given)) for row in task_rows] for name, task_rows in known.items()}
 
 
 def play(tree, episodes):
@@ -59,7 +59,7 @@ def truth_of(row):
 def of_environment(task_rows):
     """[(outputs, reward)] that the installed environment gives for the rows, without a graph."""
     played = play(installed_tree(), [{"row": row, "calls": truth_of(row)} for row in task_rows])
-    return [([text for _, text in each["outputs"]], each["reward"]) for each in played]
+    return [([text for _, text in episode["outputs"]], episode["reward"]) for episode in played]
 
 
 def of_graph(settings, task_rows):

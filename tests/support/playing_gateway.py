@@ -1,17 +1,17 @@
-"""A Gateway without a graph: runs trials as the agent does, with tools that answer "ok" and a verifier that compares.
+"""A Gateway without a graph: it runs trials like the agent, with tools that answer "ok" and a verifier that compares.
 
-It calls the model API it is given, at most six times, and keeps trajectories. The reward is 1
-where the calls with arguments that parse are the ground truth's, in order. `fate(number)` may end
-the trial of that number in another way: it returns a snapshot's fields, or None. `refuse(payload)`
-may refuse to create it: it returns (status, error), or None.
+It calls the trial's model API at most six times and keeps trajectories. The reward is 1 where the calls whose
+arguments parse are those of the ground truth, in order. A test may give two functions: `fate(number)` ends the
+trial of that number with the snapshot's fields that it returns, and `refuse(payload)` refuses one with the
+(status, error) that it returns; None leaves the trial alone.
 """
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
 import requests
+
+from support.http_server import HttpServer
 
 READY = {
     "ready": True,
@@ -22,24 +22,30 @@ READY = {
 MAX_STEPS = 6
 
 
-class PlayingGateway:
-    """Context manager."""
-
+class PlayingGateway(HttpServer):
     def __init__(self, fate=None):
+        super().__init__()
         self.fate, self.refuse = fate or (lambda number: None), lambda payload: None
         self.ready, self.trials, self.payloads, self.aborted = dict(READY), {}, [], set()
 
-    def __enter__(self):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
-        self.server.socket.listen(256)
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, request):
+        if request.path == "/readyz":
+            return 200 if self.ready["ready"] else 503, self.ready
+        if request.path == "/v1/trials":
+            if refused := self.refuse(request.json()):
+                return refused[0], {"error": refused[1]}
+            return 202, self.create(request.json())
+        trial = self.trials[request.bare_path.split("/")[3]]
+        if request.path.endswith("/trajectory"):
+            return 200, {"request_id": trial["request_id"], **trial["trajectory"]}
+        if request.method == "GET":
+            trial["ended"].wait(float(request.query.get("wait_s", ["0"])[0]))
+            return 200, self.show(trial)
+        if request.path.endswith("/abort") and trial["status"] == "running":
+            self.aborted.add(trial["request_id"])
+            trial |= {"status": "aborted", "error": {"code": "aborted"}}
+            trial["ended"].set()
+        return 202, self.show(trial)
 
     def create(self, payload):
         request_id = payload["request_id"]
@@ -62,12 +68,12 @@ class PlayingGateway:
         trial["ended"].set()
 
     def _play(self, trial, payload):
-        row, asked = payload["environment"]["task"], payload["model_endpoint"]
+        row, endpoint = payload["environment"]["task"], payload["model_endpoint"]
         params = row["responses_create_params"]
         output, tokens, turns = [], {"input_tokens": 0, "output_tokens": 0}, 0
         while turns < MAX_STEPS:
             turns += 1
-            answer = self._ask(asked, params | {"input": params["input"] + output})
+            answer = self._ask(endpoint, params | {"input": params["input"] + output})
             if not isinstance(answer, dict):
                 return {
                     "status": "failed",
@@ -87,68 +93,29 @@ class PlayingGateway:
             ended |= {"status": "truncated", "error": {"code": "response_incomplete", "type": limit["reason"]}}
         return ended | {"metrics": {"model_calls": turns} | {name: count for name, count in tokens.items() if count}}
 
-    def _ask(self, asked, body):
+    def _ask(self, endpoint, body):
         with requests.Session() as client:
             client.trust_env = False
-            headers = {"Authorization": f"Bearer {asked['api_key']}"}
+            headers = {"Authorization": f"Bearer {endpoint['api_key']}"}
             try:
-                answer = client.post(f"{asked['base_url']}/v1/responses", json=body, headers=headers, timeout=60)
+                answer = client.post(f"{endpoint['base_url']}/v1/responses", json=body, headers=headers, timeout=60)
             except requests.RequestException as error:
-                return f"{asked['base_url']}: {type(error).__name__}"
-        return answer.json() if answer.status_code == 200 else f"{asked['base_url']} answered {answer.status_code}"
+                return f"{endpoint['base_url']}: {type(error).__name__}"
+        return answer.json() if answer.status_code == 200 else f"{endpoint['base_url']} answered {answer.status_code}"
 
     def _tool(self, call, names):
         try:
             json.loads(call["arguments"])
-            told = {"output": "ok"} if call["name"] in names else {"output": f"Error executing tool '{call['name']}'"}
+            result = {"output": "ok"} if call["name"] in names else {"output": f"Error executing tool '{call['name']}'"}
         except ValueError as error:
-            told = {"error": f"Invalid tool call arguments: {error!r}"}
-        return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(told)}
-
-    def _handler(gateway):
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", -1, True
-
-            def do_GET(self):
-                parts = urlsplit(self.path)
-                if parts.path == "/readyz":
-                    return self.write(200 if gateway.ready["ready"] else 503, gateway.ready)
-                trial = gateway.trials[parts.path.split("/")[3]]
-                if parts.path.endswith("/trajectory"):
-                    return self.write(200, {"request_id": trial["request_id"], **trial["trajectory"]})
-                trial["ended"].wait(float(parse_qs(parts.query).get("wait_s", ["0"])[0]))
-                return self.write(200, gateway.show(trial))
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if self.path == "/v1/trials":
-                    if refused := gateway.refuse(json.loads(body)):
-                        return self.write(refused[0], {"error": refused[1]})
-                    return self.write(202, gateway.create(json.loads(body)))
-                trial = gateway.trials[self.path.split("/")[3]]
-                if self.path.endswith("/abort") and trial["status"] == "running":
-                    gateway.aborted.add(trial["request_id"])
-                    trial |= {"status": "aborted", "error": {"code": "aborted"}}
-                    trial["ended"].set()
-                return self.write(202, gateway.show(trial))
-
-            def write(self, status, body):
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                """The test reads the payloads."""
-
-        return Handler
+            result = {"error": f"Invalid tool call arguments: {error!r}"}
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(result)}
 
 
 def grade(output, ground_truth):
-    made = [(item["name"], parsed(item["arguments"])) for item in output if item["type"] == "function_call"]
+    calls = [(item["name"], parsed(item["arguments"])) for item in output if item["type"] == "function_call"]
     wanted = [(call["name"], json.loads(call["arguments"])) for call in ground_truth]
-    return float([call for call in made if call[1] is not None] == wanted)
+    return float([call for call in calls if call[1] is not None] == wanted)
 
 
 def parsed(text):

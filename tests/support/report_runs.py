@@ -15,8 +15,8 @@ CATEGORY = "workplace_assistant_email"
 def call(nth, name, arguments, result):
     """A call and its result, as Responses items."""
     arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    made = {"type": "function_call", "call_id": f"c{nth}", "name": name, "arguments": arguments}
-    return [made, {"type": "function_call_output", "call_id": f"c{nth}", "output": json.dumps({"output": result})}]
+    item = {"type": "function_call", "call_id": f"c{nth}", "name": name, "arguments": arguments}
+    return [item, {"type": "function_call_output", "call_id": f"c{nth}", "output": json.dumps({"output": result})}]
 
 
 def message(text):
@@ -30,10 +30,10 @@ def truth(*calls):
 
 def sample(row, repeat, reward, output, calls=(REPLY,), task="Reply to Carlos", **changes):
     """A line of rollouts.jsonl."""
-    asked = [{"role": "system", "content": "Today is Thursday."}, {"role": "user", "content": task}]
+    prompt = [{"role": "system", "content": "Today is Thursday."}, {"role": "user", "content": task}]
     fields = {"row": row, "row_id": 100 + row, "category": CATEGORY, "repeat": repeat, "request_id": f"relax-{row}"}
     fields |= {"status": "completed", "error": None, "reward": reward, "metrics": {"model_calls": 2}, "seconds": 1.5}
-    fields |= {"usage": {"input_tokens": 10, "output_tokens": 5}, "input": asked, "ground_truth": truth(*calls)}
+    fields |= {"usage": {"input_tokens": 10, "output_tokens": 5}, "input": prompt, "ground_truth": truth(*calls)}
     return fields | {"output": output} | changes
 
 
@@ -49,8 +49,8 @@ def right():
 
 def samples():
     """What the tests' evaluation holds: one of each ending."""
-    found = {"emails": [{"email_id": "1", "body": HOSTILE}], "pagination": {"page": 1}}
-    deleted = [*call(1, *SEARCH, found), *call(2, *DELETE, "Email deleted successfully."), message(HOSTILE)]
+    emails = {"emails": [{"email_id": "1", "body": HOSTILE}], "pagination": {"page": 1}}
+    deleted = [*call(1, *SEARCH, emails), *call(2, *DELETE, "Email deleted successfully."), message(HOSTILE)]
     malformed = call(1, "email_delete_email", '{"email_id": ', "Invalid JSON")
     unknown = call(1, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE)
     other = {"category": HOSTILE}

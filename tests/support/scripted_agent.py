@@ -31,13 +31,13 @@ def call_model(history, token):
 
 def roll_out(token):
     history = list(json.loads(Path(os.environ["RELAX_INPUT_JSON"]).read_text())["messages"])
-    made = 0
+    calls_made = 0
     while True:
         answer = call_model(history, token)
         calls = [item for item in answer["output"] if item["type"] == "function_call"]
-        made += len(calls)
+        calls_made += len(calls)
         if not calls:
-            return made
+            return calls_made
         history += answer["output"]
         for item in calls:
             output = {"type": "function_call_output", "call_id": item["call_id"], "output": f"done {item['name']}"}

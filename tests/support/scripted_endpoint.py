@@ -1,8 +1,8 @@
-"""An OpenAI-compatible endpoint for tests: both wires, and a policy that knows the rows and behaves as it is told.
+"""An OpenAI-compatible endpoint for tests: both wires, and a policy that knows the rows.
 
-A behaviour is called with an Asked and returns a Reply. The endpoint keeps no history of its own:
-what it answers follows from the row, from the calls already made in the history it is sent, and
-from its counts of requests and of conversations.
+A behaviour is called with an Asked and returns a Reply. The endpoint keeps no history of its own. An answer follows
+from the row, from the calls in the history that comes with the request, and from the endpoint's counts of requests
+and conversations.
 """
 
 import json
@@ -10,9 +10,9 @@ import re
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from policy.model_api import function_call, message, spread
+from support.http_server import HttpServer
 
 PREFLIGHT = re.compile(r"Call the tool (\S*) now, with exactly these arguments: (.*)\. Say nothing else\.", re.DOTALL)
 REPORTED = "scripted-1"
@@ -86,48 +86,42 @@ def failing(asked):
     return Reply(status=503) if asked.number % 20 == 19 else right(asked)
 
 
-class ScriptedEndpoint:
-    """The server. Context manager; `requests` holds (path, headers, body) of each."""
+class ScriptedEndpoint(HttpServer):
+    """`requests` holds (path, headers, body) of each; `most` is how many were answered at once."""
 
     def __init__(self, task_rows, behaviour=right, delay_s=0):
+        super().__init__()
         self.behaviour, self.delay_s, self.requests, self.starts = behaviour, delay_s, [], {}
         self.rows = {
             _user_text(row["responses_create_params"]["input"]): (index, row) for index, row in enumerate(task_rows)
         }
         self.lock, self.at_once, self.most = threading.Lock(), 0, 0
 
-    def __enter__(self):
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads, self.server.request_queue_size = True, 256
-        self.server.socket.listen(256)
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-
     def model_calls(self):
         return [body for path, _, body in self.requests if path != "/v1/models"]
 
-    def reply(self, path, headers, body):
+    def answer(self, request):
+        if request.method == "GET":
+            self.requests.append((request.path, request.headers, None))
+            return 200, {"object": "list", "data": [{"id": REPORTED, "object": "model"}]}
+        if request.path not in ENCODED:
+            return 404, {"error": {"message": "no such route"}}
+        body = request.json()
         items = body.get("input") or body.get("messages")
-        text = _user_text(items)
         with self.lock:
-            number = len(self.requests)
-            self.requests.append((path, headers, body))
-            asked = self._asked(text, items, number)
+            asked = self._asked(_user_text(items), items, len(self.requests))
+            self.requests.append((request.path, request.headers, body))
             self.at_once += 1
             self.most = max(self.most, self.at_once)
-        if self.delay_s:
-            time.sleep(self.delay_s)
+        time.sleep(self.delay_s)
         reply = self.behaviour(asked)
         with self.lock:
             self.at_once -= 1
-        return reply, len(
-            [item for item in items if item.get("role") == "assistant" or item.get("type") == "function_call"]
-        )
+        if reply.status is None:
+            return None
+        if reply.status != 200:
+            return reply.status, {"error": {"message": "as scripted"}}, reply.headers
+        return 200, reply.body or ENCODED[request.path](reply, sum(map(_is_policys, items)))
 
     def _asked(self, text, items, number):
         done = sum(item.get("type") == "function_call" for item in items)
@@ -135,43 +129,9 @@ class ScriptedEndpoint:
         if match := PREFLIGHT.fullmatch(text):
             return Asked([{"name": match[1], "arguments": match[2]}], done, None, number, 0)
         index, row = self.rows[text]
-        first = not any(item.get("role") == "assistant" or item.get("type") == "function_call" for item in items)
+        first = not any(map(_is_policys, items))
         self.starts[index] = self.starts.get(index, -1) + first
         return Asked(row["ground_truth"], done, index, number, self.starts[index])
-
-    def _handler(endpoint):
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", -1, True
-
-            def do_GET(self):
-                endpoint.requests.append((self.path, dict(self.headers), None))
-                self.write(200, {"object": "list", "data": [{"id": REPORTED, "object": "model"}]})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path not in ENCODED:
-                    return self.write(404, {"error": {"message": "no such route"}})
-                reply, turn = endpoint.reply(self.path, dict(self.headers), body)
-                if reply.status is None:
-                    self.close_connection = True
-                    return None
-                if reply.status != 200:
-                    return self.write(reply.status, {"error": {"message": "as scripted"}}, reply.headers)
-                return self.write(200, reply.body or ENCODED[self.path](reply, turn))
-
-            def write(self, status, body, headers=None):
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                """The test reads the requests."""
-
-        return Handler
 
 
 def as_responses(reply, turn):
@@ -185,8 +145,8 @@ def as_chat(reply, turn):
         {"id": f"call_{turn}_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for number, (name, arguments) in enumerate(reply.calls)
     ]
-    said = {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
-    choice = {"index": 0, "message": said, "finish_reason": reply.finish or ("tool_calls" if calls else "stop")}
+    message = {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish or ("tool_calls" if calls else "stop")}
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
     return {"id": "chat_1", "object": "chat.completion", "model": REPORTED, "choices": [choice], "usage": usage}
 
@@ -197,3 +157,7 @@ ENCODED = {"/v1/responses": as_responses, "/v1/chat/completions": as_chat}
 def _user_text(items):
     content = [item["content"] for item in items if item.get("role") == "user"][-1]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _is_policys(item):
+    return item.get("role") == "assistant" or item.get("type") == "function_call"

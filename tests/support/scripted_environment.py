@@ -1,28 +1,26 @@
-"""An agent and a resource server that do what a test tells them to, and a Gateway process in front of them."""
+"""An agent and a resource server whose answers a test replaces, and a Gateway process in front of them."""
 
 import json
 import signal
-import socket
 import subprocess
 import threading
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from common import program
 from common import settings as variables
 from proofs.rig import Surface, environment, free_block
+from support.http_server import HttpServer
 
 RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
 
 
-class ScriptedEnvironment:
-    """Context manager. `run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
+class ScriptedEnvironment(HttpServer):
+    """`run`, `clean_post`, `clean_get` and `sessions` answer; each may be replaced by a test.
 
-    Left and entered again it is a server that died and came back at its port.
+    Stopped and started again it is a server that died and came back at its port.
     """
 
     def __init__(self):
-        self.port = 0
+        super().__init__()
         self.reset()
 
     def reset(self):
@@ -33,76 +31,34 @@ class ScriptedEnvironment:
         self.sessions = lambda: (200, {"open": 0, "epoch": self.epoch})
 
     def hang(self, *_):
-        """An answer that comes when the test is over."""
+        """Answer when the test is over."""
         self.gone.wait(60)
         return 200, {}
 
-    def __enter__(self):
-        self.connections = set()
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-        self.server.daemon_threads = True
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-        for connection in self.connections.copy():
-            with suppress(OSError):  # closed by now
-                connection.shutdown(socket.SHUT_RDWR)
+    def stop(self):
+        super().stop()
         self.gone.set()
 
-    def answer(self, method, path, body):
-        if path == "/":
+    def answer(self, request):
+        if request.path == "/":
             return 200, {}
-        if path == "/sessions":
+        if request.path == "/sessions":
             return self.sessions()
-        if path == "/run":
-            self.runs.append(body)
-            return self.run(body)
-        self.asked.append((method, path))
-        return self.clean_post() if method == "POST" else self.clean_get()
-
-    def _handler(scripted):
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                scripted.connections.add(self.connection)
-
-            def finish(self):
-                scripted.connections.discard(self.connection)
-                super().finish()
-
-            def do_POST(self):
-                text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, body = scripted.answer(self.command, self.path, json.loads(text) if text else None)
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:  # the Gateway did not wait
-                    self.close_connection = True
-
-            do_GET = do_POST
-
-            def log_message(self, *_):
-                pass
-
-        return Handler
+        if request.path == "/run":
+            self.runs.append(request.json())
+            return self.run(request.json())
+        self.asked.append((request.method, request.path))
+        return self.clean_post() if request.method == "POST" else self.clean_get()
 
 
 class GatewayAlone(Surface):
-    """The Gateway as its own process, its pairs of agent and resource server scripted, each as one; no token."""
+    """The Gateway as its own process, in front of scripted pairs, each both agent and resource server.
+
+    Context manager that ends the process; `up` starts it. Its trials call no model unless they are given one.
+    """
 
     def __init__(self, folder, pairs, row, **changes):
         folder.mkdir(exist_ok=True)
-        base = free_block()
         self.log = folder / "gateway.log"
         config = {}
         for nth, pair in enumerate(pairs):
@@ -110,9 +66,17 @@ class GatewayAlone(Surface):
             agent = server | {"resources_server": {"name": f"env{nth}"}}
             config |= {f"agent{nth}": {"responses_api_agents": {"a": agent}}}
             config |= {f"env{nth}": {"resources_servers": {"r": server}}}
-        self.env = environment(folder, base, NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
+        self.env = environment(folder, free_block(), NEMO_GYM_CONFIG_DICT=json.dumps(config), **changes)
         self.settings = variables.load(environment=self.env, dotenv=folder / "none")
-        super().__init__(self.settings.local_url("gateway"), row)
+        self.token = changes.get("GATEWAY_TOKEN")
+        super().__init__(self.settings.local_url("gateway"), row, self.token)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
 
     def up(self):
         with self.log.open("ab") as log:
@@ -124,3 +88,14 @@ class GatewayAlone(Surface):
         """Signal it; returns its exit status."""
         self.process.send_signal(number)
         return self.process.wait(timeout=30)
+
+    def payload(self, policy="http://127.0.0.1:9/x", row=None, **changes):
+        return super().payload(policy, row, **changes)
+
+    def begin(self, **changes):
+        """Create a trial. Returns its request id."""
+        return self.start(self.payload(**changes))
+
+    def finish(self, **changes):
+        """Run one trial to its end. Returns the terminal snapshot."""
+        return self.wait(self.begin(**changes))

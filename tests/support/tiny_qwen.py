@@ -37,9 +37,9 @@ Tools: {% for tool in tools %}{{ tool | tojson }}
 def tokenizer():
     """One token a byte, the marks, and one token a call."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=TURN_END, pad_token=END)
+    words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=TURN_END, pad_token=END)
     wrapped.add_special_tokens({"additional_special_tokens": MARKS})
     wrapped.add_tokens(CALLS)
     wrapped.chat_template = TEMPLATE
@@ -55,9 +55,9 @@ def model(words):
         "eos_token_id": [words.eos_token_id, *words.convert_tokens_to_ids(CALLS)],
         "pad_token_id": words.pad_token_id,
     }
-    made = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), max_position_embeddings=65536, **sizes, **heads, **ends))
-    made.generation_config = GenerationConfig(max_new_tokens=4, do_sample=True, **ends)
-    return made
+    qwen = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(words), max_position_embeddings=65536, **sizes, **heads, **ends))
+    qwen.generation_config = GenerationConfig(max_new_tokens=4, do_sample=True, **ends)
+    return qwen
 
 
 def main():

@@ -1,7 +1,7 @@
 """A real Ray cluster of two nodes on this machine: a head without GPUs, and a node with 8 logical ones.
 
-The second node has its own view of one folder (a mount namespace, where this user may make one): it sees
-another in its place, as a node would whose storage is not the others'.
+Where this user may make a mount namespace, the second node sees another folder in place of one of ours, like a
+node that does not share the others' storage.
 """
 
 import os
@@ -19,7 +19,7 @@ from servers import processes
 RAY = str(Path(sys.executable).with_name("ray"))
 TRIES = 8
 START_S = 90
-# As many workers does Ray start on each node in advance, each of which takes a second or two.
+# Ray starts as many workers on each node in advance, each of which takes a second or two.
 CPUS = 2
 
 
@@ -48,12 +48,12 @@ class Cluster:
     def ports(self, offset):
         names = ("node-manager-port", "object-manager-port", "runtime-env-agent-port", "metrics-export-port")
         names += ("dashboard-agent-listen-port", "dashboard-agent-grpc-port")
-        found = {name: self.base + offset + index for index, name in enumerate(names)}
+        named = {name: self.base + offset + index for index, name in enumerate(names)}
         low = self.base + offset + len(names)
-        return found | {"min-worker-port": low, "max-worker-port": low + 35}
+        return named | {"min-worker-port": low, "max-worker-port": low + 35}
 
     def blinkers(self):
-        """Command that gives what it starts the other view; empty where that may not be done."""
+        """Words before a command that give it the other view; none where that is not allowed."""
         mount = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
         return ["unshare", "--mount", "bash", "-c", mount, "bash", *self.view] if self.differs else []
 
@@ -96,9 +96,9 @@ class Cluster:
 
     def end(self, process):
         everyone = processes.processes()
-        session = [each for each in everyone if each.session == process.pid]
-        parents = {each.pid for each in session}
-        processes.end(session + [each for each in everyone if each.parent in parents and each not in session])
+        session = [member for member in everyone if member.session == process.pid]
+        parents = {member.pid for member in session}
+        processes.end(session + [child for child in everyone if child.parent in parents and child not in session])
         process.wait()
 
     def down(self):

@@ -1,8 +1,8 @@
-"""The Workplace Assistant as released, beside the patched one: our patches taken back on a copy.
+"""The Workplace Assistant as released, beside the patched one: a copy with our patches taken back.
 
-The copy is a package of its own name, so that one process holds both. It is as released by
-patches/SHA256SUMS, but for two things that change no result: the name in its imports, and that
-each database is read from its file once and copied from then on (that alone saves minutes).
+The copy has a package name of its own, so that one process holds both. Its files have the released hashes of
+patches/SHA256SUMS. Two changes after that affect no result: the name in its imports, and that each database is
+read from its file once and then copied, which saves minutes.
 """
 
 import importlib

@@ -12,8 +12,8 @@ from proofs import bench_graphs, bench_table, published
 
 def graph(trials_per_s, resource, p99_ms, mb=0.01):
     cpu = {"gateway": 8.04, "agent": 11.0, "resource": resource, "load": 7.0}
-    one = {"trials": 150, "failed": 1, "trials_per_s": trials_per_s, "p50_ms": 1000, "p99_ms": p99_ms}
-    return one | {"cpu_ms_per_trial": cpu, "mb_per_session": mb}
+    figures = {"trials": 150, "failed": 1, "trials_per_s": trials_per_s, "p50_ms": 1000, "p99_ms": p99_ms}
+    return figures | {"cpu_ms_per_trial": cpu, "mb_per_session": mb}
 
 
 FOUND = {
@@ -41,6 +41,7 @@ def test_every_level_has_a_row_for_each_environment_and_a_ratio_where_both_ran()
     assert "| 64 | patched | 48.0 | 1.0 s | 2.0 s | 8.0 ms | 11.0 ms | 10.0 ms | 7.0 ms | 0.010 MB | 1 of 150 |" in text
     assert "| 64 | ratio | 8.0 |  | 1/10.0 |  |  | 1/14.0 |  |  |  |\n| 256 | patched | 47.0 |" in text
     assert text.count("ratio |") == 2, "one row of it, and the parts' column"
+    assert [bench_graphs.enough(150, level) for level in (8, 64, 1024)] == [150, 192, 3072]
     widths = {line.count("|") for line in text.split("\n\n")[1].splitlines()}
     assert len(widths) == 1
 
@@ -50,15 +51,8 @@ def test_of_the_tools_the_slowest_search_and_the_slowest_other_are_shown():
     assert "| email_search_emails | 0.5 ms | 2.5 ms | 1/5 |\n| email_send_email | 0.04 ms | 0.4 ms | 1/10 |" in text
     assert "calendar_search_events" not in text and "| seed | 0.01 ms | 20 ms | 1/2000 |" in text
     assert "| 64 | 6.2 ms | 130 | 0 of 192 |" in text and "median 101 ms of 15" in text
-
-
-def test_a_bench_without_all_its_parts_is_not_shown():
     with pytest.raises(Failure, match="holds no client"):
         bench_table.markdown({name: FOUND[name] for name in ("date", "graph", "gateway", "tools")})
-
-
-def test_at_each_level_run_more_trials_than_at_once():
-    assert [bench_graphs.enough(150, level) for level in (8, 64, 1024)] == [150, 192, 3072]
 
 
 def test_publish_writes_the_file_at_hand_between_its_marks(tmp_path, monkeypatch, capsys):

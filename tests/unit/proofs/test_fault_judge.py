@@ -1,5 +1,6 @@
 """The judge of the fault matrix: each rule that a trial can break is seen, and that one alone; the table is true."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -14,29 +15,23 @@ from proofs.fault_matrix import FAULTS
 REWARDED = {"status": "completed", "reward": 1.0, "error": None}
 ZERO = REWARDED | {"reward": 0.0}
 LOST = {"status": "failed", "reward": None, "error": {"code": "agent_error", "type": "agent_lost", "cause": "why"}}
+NAMELESS = LOST | {"error": {"type": "x"}}
 GOOD = Evidence("relax-1", 0, "", {"reward": 1.0}, REWARDED, REWARDED, 3.0, 1, 1, False, ("hidden",))
-FAILED = replace(
-    GOOD,
-    exit=1,
-    words="session client: trial relax-1 ended: agent_error, why\n",
-    output=None,
-    snapshot=LOST,
-    again=LOST,
-)
-
-
-def broken(trial, deadline_s=60, cleanup_s=10):
-    return broken_rules(trial, deadline_s, cleanup_s)
-
-
-@pytest.mark.parametrize("trial", [GOOD, FAILED, replace(GOOD, seeds=None), replace(FAILED, first_calls=0, seeds=0)])
-def test_what_keeps_every_rule(trial):
-    assert broken(trial) == []
+WORDS = "session client: trial relax-1 ended: agent_error, why\n"
+FAILED = replace(GOOD, exit=1, words=WORDS, output=None, snapshot=LOST, again=LOST)
 
 
 @pytest.mark.parametrize(
     ("trial", "words"),
     [
+        (GOOD, None),
+        (FAILED, None),
+        (replace(GOOD, seeds=None), None),
+        (replace(FAILED, first_calls=0, seeds=0), None),
+        # A client that was killed said nothing, and the Gateway still must.
+        (replace(FAILED, exit=-9, words="", killed=True), None),
+        (replace(FAILED, exit=-9, words="", killed=True, seconds=None), "took None s"),
+        (replace(FAILED, snapshot=NAMELESS, again=NAMELESS, killed=True), "no reward and no code"),
         (replace(GOOD, snapshot=None), "lost"),
         (replace(GOOD, snapshot=REWARDED | {"status": "running"}), "not ended: running"),
         (replace(GOOD, again=LOST), "its end changed"),
@@ -57,18 +52,8 @@ def test_what_keeps_every_rule(trial):
     ],
 )  # fmt: skip
 def test_each_rule_alone(trial, words):
-    [found] = broken(trial)
-    assert words in found
-
-
-def test_an_end_without_a_code_is_broken():
-    nameless = LOST | {"error": {"type": "x"}}
-    assert "no reward and no code" in broken(replace(FAILED, snapshot=nameless, again=nameless, killed=True))
-
-
-def test_a_client_that_was_killed_said_nothing_and_the_gateway_still_must():
-    killed = replace(FAILED, exit=-9, words="", killed=True)
-    assert broken(killed) == [] and broken(replace(killed, seconds=None))
+    broken = broken_rules(trial, deadline_s=60, cleanup_s=10)
+    assert [words in rule for rule in broken] == [True] if words else not broken
 
 
 def test_ends_are_counted_by_code_and_type():
@@ -81,19 +66,11 @@ def test_ends_are_counted_by_code_and_type():
 
 
 def line(name, **changes):
-    good = {
-        "name": name,
-        "what": FAULTS[name].what,
-        "date": "2026-01-02",
-        "commit": "abc1234",
-        "trials": 64,
-        "held": True,
-    }
+    good = {"name": name, "what": FAULTS[name].what, "date": "2026-01-02", "commit": "abc1234", "held": True}
+    good |= {"trials": 64, "back_s": 2.5, "broken": []}
     good |= {"ended": {"rewarded": 60, "agent_error agent_lost": 4}, "exits": {"0": 60, "1": 4}, "was_down": True}
-    words = (
-        "session client: trial relax-… ended failed without a reward: agent_error, cause POST http://127.0.0.1:123/run"
-    )
-    return good | {"words": {"agent_error agent_lost": words}, "back_s": 2.5, "broken": []} | changes
+    words = "trial relax-… ended failed without a reward: agent_error, cause POST http://127.0.0.1:123/run"
+    return good | {"words": {"agent_error agent_lost": f"session client: {words}"}} | changes
 
 
 def test_a_row_tells_the_ends_the_words_and_the_time():
@@ -101,16 +78,11 @@ def test_a_row_tells_the_ends_the_words_and_the_time():
     assert "| kill -9 of the agent | 60 rewarded, 4 agent_error agent_lost |" in row
     assert "exit 1: `failed without a reward: agent_error, cause POST http://127.0.0.1:…/run`" in row
     assert row.endswith("| 2.5 s | 2026-01-02, abc1234 |")
-
-
-def test_a_fault_that_was_not_run_says_why():
     lines = {"disk-full": {"what": "w", "date": "d", "commit": "c", "not_run": "needs root"}}
     assert "**not run**: needs root" in fault_table.markdown(lines)
 
 
 def test_no_line_that_was_not_held_gets_into_the_readme_and_a_missing_one_is_told(tmp_path, monkeypatch):
-    import json
-
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- faults: written by `x` -->\nold\n<!-- /faults -->\nafter\n")
     monkeypatch.setattr(published, "MEASURED", readme)

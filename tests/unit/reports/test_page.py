@@ -1,6 +1,7 @@
 """A report in a real browser, on a phone and on a wide window: what a reader sees, and what hostile text cannot do."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -12,10 +13,8 @@ from support.looks import WIDTHS, assert_fits
 from support.report_runs import HOSTILE
 
 ROWS = "document.querySelectorAll('#rows tr').length"
-FIRST_ROW = "document.querySelector('#rows tr').id"
 # As a reader sees it: what turns text or cannot be seen stands there by its number.
-SEEN = HOSTILE.replace("\u2028", "U+2028").replace("\u2029", "U+2029").replace("\u202e", "U+202E")
-SEEN = SEEN.replace("\u202c", "U+202C").replace("\x00", "U+0000").replace("\x1b", "U+001B")
+SEEN = re.sub(r"[\u2028\u2029\u202e\u202c\x00\x1b]", lambda odd: f"U+{ord(odd[0]):04X}", HOSTILE)
 
 
 def write(folder, graded=None, failed=report_runs.FAILED):
@@ -31,14 +30,27 @@ def report(browser, tmp_path_factory):
     return write(tmp_path_factory.mktemp("page"))
 
 
+@pytest.fixture
+def open_page(browser):
+    """open_page(width, address): a page that has no errors and is closed at the end of the test."""
+    pages = []
+
+    def open_at(width, address):
+        pages.append(browser.page(width))
+        pages[-1].open(address)
+        return pages[-1]
+
+    yield open_at
+    for page in pages:
+        assert page.errors == [] and page.run("window.harmed") is None
+        page.close()
+
+
 @pytest.fixture(params=WIDTHS)
-def page(browser, report, request):
-    opened = browser.page(request.param)
-    opened.open(report)
-    yield opened
-    assert opened.requests == [report], "a request left the page"
-    assert opened.errors == [] and opened.run("window.harmed") is None
-    opened.close()
+def page(open_page, report, request):
+    page = open_page(request.param, report)
+    yield page
+    assert page.requests == [report], "a request left the page"
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -89,16 +101,9 @@ def test_a_sample_opens_with_its_calls_results_difference_and_reason(page):
     page.until("document.getElementById('view').open")
     page.run("document.querySelectorAll('#trajectory details').forEach((each) => { each.open = true; })")
     shown = page.text("#trajectory")
-    for part in (
-        "emails row 00000487 deleted, ground truth keeps it",
-        "email_search_emails",
-        "email_delete_email",
-        "Email deleted successfully.",
-        "changes emails row 00000487",
-        "row deleted",
-        "Today is Thursday.",
-    ):
-        assert part in shown
+    assert "emails row 00000487 deleted, ground truth keeps it" in shown and "changes emails row 00000487" in shown
+    assert "email_search_emails" in shown and "email_delete_email" in shown and "row deleted" in shown
+    assert "Email deleted successfully." in shown and "Today is Thursday." in shown
     page.key("Escape")
     page.until("!document.getElementById('view').open")
     assert page.run("document.activeElement.closest('tr').id") == "row-1", "the focus goes back to where it was"
@@ -149,9 +154,8 @@ def test_the_list_to_sort_by_sorts(page):
     assert rewards == ["1", "1", "0", "0", "0", "0", "0", "none", "none"]
 
 
-def test_a_heads_click_sorts_and_a_second_one_turns_it(browser, report):
-    page = browser.page(1400)
-    page.open(report)
+def test_a_heads_click_sorts_and_a_second_one_turns_it(open_page, report):
+    page = open_page(1400, report)
     seconds = "[...document.querySelectorAll('#rows td:last-child')].map((each) => each.innerText)"
     page.click('[data-key="seconds"] button')
     assert page.run(seconds) == ["1.5"] * 7 + ["9"] * 2
@@ -160,17 +164,14 @@ def test_a_heads_click_sorts_and_a_second_one_turns_it(browser, report):
     assert page.run(seconds) == ["9"] * 2 + ["1.5"] * 7
     page.click("#plots .plot button")
     assert page.run("document.getElementById('category').value") != ""
-    page.close()
 
 
-def test_a_link_to_a_sample_opens_it(browser, report):
-    page = browser.page(WIDTHS[0])
-    page.open(f"{report}#sample-4")
+def test_a_link_to_a_sample_opens_it(open_page, report):
+    page = open_page(WIDTHS[0], f"{report}#sample-4")
     assert page.run("document.getElementById('view').open") and "row 102" in page.text("#view-title")
-    page.close()
 
 
-def test_many_large_samples_stay_usable(browser, tmp_path):
+def test_many_large_samples_stay_usable(open_page, tmp_path):
     """As many as a split has, four tries each, 20 KB of trajectory: drawn in parts, found by their text."""
     filler = "a long answer, with nothing in it. " * 600
     graded = [
@@ -178,8 +179,7 @@ def test_many_large_samples_stay_usable(browser, tmp_path):
         for row in range(545)
         for repeat in range(4)
     ]  # fmt: skip
-    page = browser.page(1400)
-    page.open(write(tmp_path, graded, []))
+    page = open_page(1400, write(tmp_path, graded, []))
     assert page.run(ROWS) == 100 and page.text("#count").startswith("2,180 of 2,180 samples")
     page.click("#more")
     assert page.run(ROWS) == 200
@@ -187,5 +187,3 @@ def test_many_large_samples_stay_usable(browser, tmp_path):
     page.until(f"{ROWS} === 1")
     page.click("#rows button")
     assert "needle-544-3" in page.text("#trajectory")
-    assert page.errors == []
-    page.close()

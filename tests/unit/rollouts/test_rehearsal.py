@@ -1,4 +1,4 @@
-"""The rehearsal driver as a process, against a scripted agent; its arithmetic as functions."""
+"""The rehearsal driver as a process, against a scripted agent."""
 
 import json
 import os
@@ -6,9 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,8 @@ import pytest
 from common import program
 from common.settings import ROOT
 from policy import model_api
-from rollouts import dump
+from proofs.rig import eventually
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 AGENT = ROOT / "tests/support/scripted_agent.py"
 KEY = "key-that-nobody-may-see"
 
@@ -38,14 +35,14 @@ class Rehearsal:
     def write(self, *rows):
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
 
-    def start(self, *options, behaviour="", environment=None):
+    def start(self, *options, behaviour="", **environment):
         agent = f"{shlex.quote(sys.executable)} {shlex.quote(str(AGENT))} {behaviour}"
         command = program.room("rollouts.rehearsal", "--prompt-data", str(self.folder / "rows.jsonl"))
         command += ["--agent-command", agent, "--dump", str(self.dump), *options]
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
         self.process = subprocess.Popen(
             command,
-            env=os.environ | proxies | {"TMPDIR": str(self.folder)} | (environment or {}),
+            env=os.environ | proxies | {"TMPDIR": str(self.folder)} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,6 +61,7 @@ class Rehearsal:
 @pytest.fixture
 def rehearsal(tmp_path):
     driver = Rehearsal(tmp_path)
+    driver.write(row(1, 1))
     yield driver
     if driver.process and driver.process.poll() is None:
         driver.process.terminate()
@@ -77,13 +75,6 @@ def alive(pid):
         return False
 
 
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def test_oracle_plays_the_ground_truth_and_the_dump_says_what_happened(rehearsal):
     rehearsal.write(row(10, 2), row(11, 7))
     status, output = rehearsal.run("--n-samples-per-prompt", "2")
@@ -91,12 +82,8 @@ def test_oracle_plays_the_ground_truth_and_the_dump_says_what_happened(rehearsal
     assert status == 0, output
     assert "samples=4 groups=2 mixed_groups=0 dropped_groups=0 mean_reward=1.000 model_calls=18" in output
     assert [item["sample_index"] for item in records] == [0, 1, 2, 3]
-    assert [(item["row_id"], item["group_id"], item["agent_turns"]) for item in records] == [
-        (10, 0, 3),
-        (10, 0, 3),
-        (11, 1, 6),
-        (11, 1, 6),
-    ]
+    turns = [(item["row_id"], item["group_id"], item["agent_turns"]) for item in records]
+    assert turns == [(10, 0, 3), (10, 0, 3), (11, 1, 6), (11, 1, 6)]
     assert all(item["advantage"] == 0.0 and item["history_branches"] == 0 for item in records)
     assert records[0]["response"].count("<tool_call>") == records[0]["response"].count("<tool_response>\ndone") == 2
     assert records[2]["response"].count("<tool_call>") == 7
@@ -105,7 +92,6 @@ def test_oracle_plays_the_ground_truth_and_the_dump_says_what_happened(rehearsal
 
 
 def test_noop_answers_once_and_calls_nothing(rehearsal):
-    rehearsal.write(row(1, 2))
     status, output = rehearsal.run("--policy", "noop")
     [item] = rehearsal.records()
     assert (status, item["agent_turns"], item["reward"]) == (0, 1, 0.0), output
@@ -117,7 +103,7 @@ def test_an_agent_gets_the_trainers_variables_and_its_own(rehearsal, tmp_path):
     seen_path = tmp_path / "seen.json"
     environment = {"MODEL_API_KEY": KEY, "RELAX_STALE": "x", "SEEN": str(seen_path)}
     options = ["--agent-cwd", str(tmp_path), "--agent-env", "ONE=a=b", "ONE_MORE="]
-    status, output = rehearsal.run(*options, behaviour="variables", environment=environment)
+    status, output = rehearsal.run(*options, behaviour="variables", **environment)
     seen = json.loads(seen_path.read_text())
     assert status == 0, output
     assert (seen["ONE"], seen["ONE_MORE"], seen["mode"], seen["cwd"]) == ("a=b", "", "0o700", str(tmp_path))
@@ -150,46 +136,42 @@ def test_a_failed_sample_drops_its_group_and_fails_the_run(rehearsal):
     ],
 )
 def test_what_an_agent_may_leave_behind(rehearsal, behaviour, error):
-    rehearsal.write(row(1, 1))
     status, output = rehearsal.run(behaviour=behaviour)
     assert status == 1 and error in output
     assert rehearsal.records()[0]["error"] == error
 
 
 def test_an_agent_that_takes_too_long_is_ended_with_its_group(rehearsal, tmp_path):
-    rehearsal.write(row(1, 1))
     pids = tmp_path / "pids"
     started = time.monotonic()
-    status, output = rehearsal.run("--agent-timeout", "4", behaviour="hang-deaf", environment={"PIDS": str(pids)})
+    status, output = rehearsal.run("--agent-timeout", "4", behaviour="hang-deaf", PIDS=str(pids))
     assert status == 1 and "agent took more than 4 s" in output
     assert 9 < time.monotonic() - started < 20, "SIGKILL comes five seconds after SIGTERM"
     assert not any(alive(pid) for pid in pids.read_text().split())
 
 
 def test_a_child_gets_time_to_drop_its_lock(rehearsal, tmp_path):
-    rehearsal.write(row(1, 1))
     lock = tmp_path / "lock"
-    process = rehearsal.start(behaviour="child-with-lock", environment={"LOCK": str(lock)})
-    until(lock.exists)
+    process = rehearsal.start(behaviour="child-with-lock", LOCK=str(lock))
+    eventually(lock.exists)
     process.terminate()
     process.communicate(timeout=15)
     assert not lock.exists()
 
 
 def test_a_child_left_behind_ends_with_its_agent(rehearsal, tmp_path):
-    rehearsal.write(row(1, 1))
     pids = tmp_path / "pids"
-    status, output = rehearsal.run(behaviour="leave-child", environment={"PIDS": str(pids)})
+    status, output = rehearsal.run(behaviour="leave-child", PIDS=str(pids))
     assert status == 0, output
-    until(lambda: not alive(pids.read_text()))
+    eventually(lambda: not alive(pids.read_text()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_driver_ends_its_agents_and_writes_no_dump(rehearsal, tmp_path, number):
     rehearsal.write(row(1, 1), row(2, 1))
     pids = tmp_path / "pids"
-    process = rehearsal.start("--concurrency", "1", behaviour="hang", environment={"PIDS": str(pids)})
-    until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    process = rehearsal.start("--concurrency", "1", behaviour="hang", PIDS=str(pids))
+    eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     process.send_signal(number)
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 128 + number and "stopped by SIG" in output
@@ -207,7 +189,6 @@ def test_a_stopped_driver_ends_its_agents_and_writes_no_dump(rehearsal, tmp_path
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(rehearsal, line, words):
-    rehearsal.write(row(1, 1))
     with (rehearsal.folder / "rows.jsonl").open("a") as rows:
         rows.write(line + "\n")
     status, output = rehearsal.run()
@@ -216,7 +197,6 @@ def test_a_bad_row_is_named_by_file_and_line(rehearsal, line, words):
 
 
 def test_reserved_variables_and_an_existing_dump_are_refused(rehearsal):
-    rehearsal.write(row(1, 1))
     status, output = rehearsal.run("--agent-env", "RELAX_SESSION_ID=x")
     assert status == 2 and "RELAX_SESSION_ID" in output
     rehearsal.dump.write_text("kept")
@@ -224,110 +204,39 @@ def test_reserved_variables_and_an_existing_dump_are_refused(rehearsal):
     assert status == 1 and "exists" in output and rehearsal.dump.read_text() == "kept"
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """A model endpoint: first a tool call, then a message; it counts tokens."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, self.headers["Authorization"], body["model"]))
-        turn = len(self.server.seen)
-        item = model_api.function_call("tool", "{}") if turn == 1 else model_api.message("Done.")
-        usage = {"input_tokens": 100 * turn, "output_tokens": 10, "total_tokens": 100 * turn + 10}
-        data = json.dumps({"output": [item], "usage": usage}).encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        """Keep the test's output clean."""
-
-
 @pytest.fixture
 def endpoint():
-    server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    server.seen, server.status = [], 200
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    """A model endpoint: first a tool call, then a message; it counts tokens, or refuses with its `status`."""
+
+    def answer(session, body):
+        if endpoint.status != 200:
+            raise model_api.ModelError(endpoint.status, "busy")
+        endpoint.models.append(body["model"])
+        turn = len(endpoint.models)
+        item = model_api.function_call("tool", "{}") if turn == 1 else model_api.message("Done.")
+        return model_api.answered([item]) | {"usage": {"input_tokens": 100 * turn, "output_tokens": 10}}
+
+    endpoint = model_api.ModelAPI("127.0.0.1", answer)
+    endpoint.models, endpoint.status = [], 200
+    yield endpoint
+    endpoint.stop()
 
 
 def test_an_endpoint_plays_the_policy_and_its_token_counts_are_kept(rehearsal, endpoint):
-    rehearsal.write(row(1, 1))
-    url = f"http://127.0.0.1:{endpoint.server_address[1]}"
-    environment = {"MODEL_URL": url, "MODEL": "small", "MODEL_API_KEY": KEY}
-    status, output = rehearsal.run("--policy", "endpoint", environment=environment)
+    key = endpoint.open({}).id
+    environment = {"MODEL_URL": endpoint.base_url, "MODEL": "small", "MODEL_API_KEY": key}
+    status, output = rehearsal.run("--policy", "endpoint", **environment)
     [item] = rehearsal.records()
-    assert status == 0, output
-    assert endpoint.seen == [("/v1/responses", f"Bearer {KEY}", "small")] * 2
+    assert status == 0 and endpoint.models == ["small"] * 2, output
     counts = [item[name] for name in ("prompt_token_count", "response_token_count", "total_token_count")]
     assert counts == [100, 110, 210]
-    assert KEY not in output + rehearsal.dump.read_text()
+    assert key not in output + rehearsal.dump.read_text()
 
 
 def test_an_endpoint_that_fails_and_one_that_is_missing(rehearsal, endpoint):
-    rehearsal.write(row(1, 1))
     endpoint.status = 429
-    url = f"http://127.0.0.1:{endpoint.server_address[1]}"
-    status, output = rehearsal.run("--policy", "endpoint", environment={"MODEL_URL": url})
+    environment = {"MODEL_URL": endpoint.base_url, "MODEL_API_KEY": endpoint.open({}).id}
+    status, output = rehearsal.run("--policy", "endpoint", **environment)
     assert status == 1 and "429" in output
-    status, output = rehearsal.run("--policy", "endpoint", environment={"MODEL_URL": ""})
+    status, output = rehearsal.run("--policy", "endpoint", MODEL_URL="")
     assert status == 1 and "MODEL_URL is empty" in output
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(0, []), (1, [1]), (5, [1] * 5), (6, [1, 1, 2, 1, 1]), (12, None)])
-def test_calls_are_spread_in_order_over_five_turns_at_most(count, sizes):
-    parts = model_api.spread(list(range(count)))
-    assert [call for part in parts for call in part] == list(range(count))
-    assert all(parts) and len(parts) <= 5
-    if sizes is not None:
-        assert sorted(map(len, parts)) == sorted(sizes)
-    else:
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_advantages_are_grpos():
-    assert dump.advantages([1.0]) == [0.0]
-    assert dump.advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
-    low, high = dump.advantages([0.0, 1.0])
-    assert high == pytest.approx(0.7071, abs=1e-4) and low == -high
-    assert sum(dump.advantages([0.0, 0.0, 1.0, 1.0, 1.0])) == pytest.approx(0.0)
-
-
-def test_mixed_and_dropped_groups_are_told_apart():
-    def sample(group, reward):
-        fields = {"group_id": group, "reward": reward, "error": None if reward is not None else "lost"}
-        return fields | {"advantage": None, "agent_turns": 2, "status": "completed"}
-
-    records = [sample(0, 0.0), sample(0, 1.0), sample(1, 1.0), sample(1, None), sample(2, 0.0), sample(2, 0.0)]
-    dump.set_advantages(records)
-    total = dump.summary(records)
-    assert (total["mixed_groups"], total["dropped_groups"], total["failed_samples"]) == (1, 1, 1)
-    assert total["mean_reward"] == 0.25
-    assert [item["advantage"] is None for item in records] == [False, False, True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        ([], "input is not"),
-        (None, "input is not"),
-        ([{"type": "image"}], "items of type 'image'"),
-        ([{"type": "function_call_output", "output": ""}], "without output"),
-    ],
-)
-def test_a_history_the_trainer_would_not_understand_is_refused(items, words):
-    with pytest.raises(model_api.ModelError, match=words) as refusal:
-        model_api._items({"input": items})
-    assert refusal.value.status == 400
-
-
-def test_a_history_that_does_not_extend_the_last_one_is_a_branch():
-    session = model_api.Session({})
-    first = [{"role": "user", "content": "a"}]
-    session.take(first)
-    session.take([*first, {"role": "assistant", "content": "b"}])
-    assert session.branches == 0
-    session.take([{"role": "user", "content": "other"}])
-    assert session.branches == 1

@@ -10,19 +10,14 @@ import pytest
 
 import apply_patches
 from apply_patches import apply
+from common import program
 from common.failure import Failure
 from servers import tree as gym_tree
 from servers.tree import installed_tree, patch_files, read_sums, tree_state
 
-SCRIPT = Path(apply_patches.__file__)
 APP = "resources_servers/workplace_assistant/app.py"
 ADDED = "resources_servers/workplace_assistant/sessions.py"
 AGENT = "responses_api_agents/simple_agent/app.py"
-
-
-def git_apply(tree, *options):
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    subprocess.run(["git", "apply", *options], cwd=tree, env=environment, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +27,12 @@ def released(tmp_path_factory):
     installed = installed_tree()
     if tree_state(installed, read_sums()) != "patched":
         pytest.skip("the installed nemo-gym is not patched: make setup")
-    for name in read_sums():
-        folder = Path(name).parent
-        shutil.copytree(
-            installed / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__", ".venv"), dirs_exist_ok=True
-        )
+    ignored = shutil.ignore_patterns("__pycache__", ".venv")
+    for folder in {Path(name).parent for name in read_sums()}:
+        shutil.copytree(installed / folder, tree / folder, ignore=ignored, dirs_exist_ok=True)
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     for patch in reversed(patch_files()):
-        git_apply(tree, "-R", str(patch))
+        subprocess.run(["git", "apply", "-R", patch], cwd=tree, env=environment, check=True, capture_output=True)
     return tree
 
 
@@ -51,32 +45,18 @@ def contents(tree):
     return {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
 
 
-def installed_contents(names):
-    return {name: (installed_tree() / name).read_bytes() for name in names}
-
-
-def test_a_released_tree_becomes_the_installed_one_and_nothing_else_in_it_changes(tree):
-    before = contents(tree)
+def test_a_released_tree_becomes_the_installed_one_and_a_second_call_changes_nothing(tree, tmp_path):
+    names, before = list(read_sums()), contents(tree)
+    os.link(tree / APP, tmp_path / "cached.py")
     assert tree_state(tree, read_sums()) == "pristine" and not (tree / ADDED).exists()
     assert apply(tree) is True
-    after = contents(tree)
-    assert {name for name in after if after[name] != before.get(name)} == {Path(name) for name in read_sums()}
-    assert {name: (tree / name).read_bytes() for name in read_sums()} == installed_contents(read_sums())
-
-
-def test_a_second_call_changes_nothing(tree):
-    apply(tree)
-    before, moments = contents(tree), {name: (tree / name).stat().st_mtime_ns for name in read_sums()}
+    after, moments = contents(tree), [(tree / name).stat().st_mtime_ns for name in names]
+    assert {name for name in after if after[name] != before.get(name)} == set(map(Path, names))
+    assert all(after[Path(name)] == (installed_tree() / name).read_bytes() for name in names)
+    # A file that a cache links to is replaced, and not written through.
+    assert (tmp_path / "cached.py").read_bytes() == before[Path(APP)]
     assert apply(tree) is False
-    assert contents(tree) == before
-    assert {name: (tree / name).stat().st_mtime_ns for name in read_sums()} == moments
-
-
-def test_files_linked_to_a_cache_are_replaced_and_not_written_through(tree, tmp_path):
-    kept = (tree / APP).read_bytes()
-    os.link(tree / APP, tmp_path / "cached.py")
-    apply(tree)
-    assert (tmp_path / "cached.py").read_bytes() == kept != (tree / APP).read_bytes()
+    assert contents(tree) == after and [(tree / name).stat().st_mtime_ns for name in names] == moments
 
 
 @pytest.mark.parametrize("name", [APP, AGENT])
@@ -133,7 +113,7 @@ def test_a_kill_in_the_middle_leaves_a_tree_that_can_be_patched(tree):
         "apply_patches.subprocess.run = lambda *_, **__: os._exit(9)\n"
         "apply_patches.apply(pathlib.Path(sys.argv[1]))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(program.SCRIPTS)}
     killed = subprocess.run([sys.executable, "-c", code, str(tree)], env=environment)
     assert killed.returncode == 9
     assert tree_state(tree, read_sums()) == "pristine"
@@ -164,41 +144,17 @@ def test_sums_are_what_record_writes_of_the_released_tree(tree, monkeypatch, tmp
     assert {APP, ADDED, AGENT} <= set(read_sums()) == set(apply_patches.touched_names())
 
 
-@pytest.mark.parametrize("patch", patch_files(), ids=lambda patch: patch.name)
-def test_a_patch_is_short_and_says_why(patch):
-    head, _, _ = patch.read_text().partition("diff --git")
-    assert len(head.split()) > 30 and head[0].isupper()
-
-
-def test_the_pinned_commit_takes_the_patches_too(tmp_path):
-    given = os.environ.get("NEMO_GYM_CHECKOUT")
-    if not given:
-        pytest.skip("NEMO_GYM_CHECKOUT names no clone of NeMo Gym")
-    tree = tmp_path / "tree"
-    for name in read_sums():
-        command = ["git", "show", f"{gym_tree.GYM_COMMIT}:{name}"]
-        shown = subprocess.run(command, cwd=given, capture_output=True, text=True)
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        if shown.returncode == 0:
-            (tree / name).write_text(shown.stdout)
-    assert (tree / APP).exists(), f"{given} does not have {gym_tree.GYM_COMMIT}"
-    assert tree_state(tree, read_sums()) == "pristine"
-    assert apply(tree) is True and apply(tree) is False
-    assert (tree / APP).read_bytes() == (installed_tree() / APP).read_bytes()
-
-
 # --- the script ----------------------------------------------------------------------------
 
 
-def script(*arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+def script(tree):
+    return subprocess.run(program.stage("apply_patches", "--tree", str(tree)), capture_output=True, text=True)
 
 
 def test_the_script_says_what_it_did_and_refuses_in_one_line(tree, tmp_path):
-    first, second = script("--tree", str(tree)), script("--tree", str(tree))
-    assert first.stdout == f"NeMo Gym patched: {len(patch_files())} patches, {tree}\n"
-    assert second.stdout.startswith("NeMo Gym already patched")
-    refused = script("--tree", str(tmp_path / "nothing"))
+    assert script(tree).stdout == f"NeMo Gym patched: {len(patch_files())} patches, {tree}\n"
+    assert script(tree).stdout.startswith("NeMo Gym already patched")
+    refused = script(tmp_path / "nothing")
     assert refused.returncode == 1 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
 
 
@@ -206,7 +162,7 @@ def test_the_script_says_what_it_did_and_refuses_in_one_line(tree, tmp_path):
 def test_a_tree_that_may_not_be_written_is_named(tree):
     tree.chmod(0o500)
     try:
-        refused = script("--tree", str(tree))
+        refused = script(tree)
     finally:
         tree.chmod(0o700)
     assert refused.returncode == 1 and "cannot be patched" in refused.stderr and refused.stderr.count("\n") == 1

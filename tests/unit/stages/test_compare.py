@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-import eval as evaluation_stage
 from common import settings
-from evaluation import comparison, significance
-from evaluation.eval_dump import Evaluation
+from common.failure import Failure
+from evaluation import comparison, conditions, sides, significance
+from evaluation.files import Evaluation
 from support.local_hub import only_error, run_stage
 
 CONFIG = {
@@ -33,15 +33,12 @@ def sample(row, repeat, reward, category="email", **changes):
 
 
 def config(**changes):
-    """CONFIG with `changes` by dotted field, the dots as two underscores."""
-    found = copy.deepcopy(CONFIG)
+    """CONFIG with `changes` by dotted field, the dot as two underscores."""
+    changed = copy.deepcopy(CONFIG)
     for name, value in changes.items():
-        *parents, last = name.split("__")
-        place = found
-        for parent in parents:
-            place = place[parent]
-        place[last] = value
-    return found
+        parent, _, field = name.rpartition("__")
+        (changed[parent] if parent else changed)[field] = value
+    return changed
 
 
 def lines(path, items):
@@ -93,7 +90,7 @@ def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path)
     source = lines(tmp_path / "rows.jsonl", [])
     values = settings.load({"NEMO_GYM_SOURCE_DATA": str(source)}, {}, dotenv=tmp_path / "none")
     facts = {name: CONFIG[name] for name in ("environment", "gateway")}
-    real = evaluation_stage.configuration(values, 0, CONFIG["sampling"], facts, "m")
+    real = conditions.configuration(values, 0, CONFIG["sampling"], facts, "m")
     assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()
 
 
@@ -124,10 +121,10 @@ def test_no_difference_shown_says_what_could_have_been(results, compare):
     done, found = compare("base", "trained")
     low, high = significance.newcombe(10, 3, 2, 5)
     assert found["verdict"].startswith("No difference shown: +5.0 points")
-    assert (
-        f"these data would show one of about {280.16 / 1.96 * (high - low) / 2:.1f} points in 4 of 5 cases."
-        in found["verdict"]
+    power = (
+        f"with 80 % power these data could detect a difference of about {280.16 / 1.96 * (high - low) / 2:.1f} points"
     )
+    assert power in found["verdict"]
 
 
 def test_an_interval_and_a_test_that_disagree_claim_nothing(results, compare):
@@ -136,9 +133,7 @@ def test_an_interval_and_a_test_that_disagree_claim_nothing(results, compare):
     found = compare("base", "trained")[1]
     assert found["figures"]["low"] > 0 and found["figures"]["p"] == pytest.approx(0.0703, abs=5e-5)
     assert found["verdict"].startswith("No difference shown: +28.6 points")
-    assert found["verdict"].endswith(
-        "the interval leaves 0 out and the test does not, so that it takes more rows to tell."
-    )
+    assert found["verdict"].endswith("the interval excludes 0 but the test is not significant; more rows are needed.")
 
 
 def test_repeats_are_compared_by_the_means_of_rows(results, compare):
@@ -155,36 +150,29 @@ def test_repeats_are_compared_by_the_means_of_rows(results, compare):
     assert "seed 0" in done.stdout
 
 
-MISMATCHES = [
-    ("rows__sha256", "6" * 64),
-    ("rows__count", 7),
-    ("limit", 5),
-    ("split", "train"),
-    ("repeats", 9),
-    ("wire", "chat"),
-    ("sampling__temperature", 0.7),
-    ("sampling__max_output_tokens", None),
-    ("environment__pandas", "3.0.0"),
-    ("environment__patches", "other"),
-    ("gateway__protocol_version", "relax-nemo-gym/v2"),
-    ("gateway__version", "2"),
-    ("deadline_s", 30),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), MISMATCHES)
-def test_results_that_do_not_match_are_refused_by_field_and_both_values(results, field, value):
-    import compare as stage
-
-    folders = [results("base", {0: [1.0]}), results("trained", {0: [1.0]}, **{field: value})]
-    paths = dict(zip(("BASE", "CANDIDATE"), folders, strict=True))
-    base, candidate = (stage.read(path, 1) for path in folders)
-    with pytest.raises(stage.Failure) as refused:
-        stage.refuse_other_conditions(paths, base, candidate)
-    name, *rest = field.split("__")
-    old = base.config[name][rest[0]] if rest else base.config[name]
-    assert f"{field.replace('__', '.')} is {json.dumps(old)} and {json.dumps(value)}" in str(refused.value)
-    assert "model" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"rows__sha256": "6"}, f'rows.sha256 is "{"5" * 64}" and "6"'),
+        ({"rows__count": 7}, "rows.count is 1 and 7"),
+        ({"limit": 5}, "limit is 0 and 5"),
+        ({"split": "train"}, 'split is "validation" and "train"'),
+        ({"repeats": 9}, "repeats is 1 and 9"),
+        ({"wire": "chat"}, 'wire is "responses" and "chat"'),
+        ({"sampling__temperature": 0.7}, "sampling.temperature is 1.0 and 0.7"),
+        ({"sampling__max_output_tokens": None}, "sampling.max_output_tokens is 2048 and null"),
+        ({"environment__pandas": "3.0.0"}, 'environment.pandas is "2.3.2" and "3.0.0"'),
+        ({"environment__patches": "other"}, 'environment.patches is "2" and "other"'),
+        ({"gateway__protocol_version": "v2"}, 'gateway.protocol_version is "relax-nemo-gym/v1" and "v2"'),
+        ({"gateway__version": "2"}, 'gateway.version is "1" and "2"'),
+        ({"deadline_s": 30}, "deadline_s is 600 and 30"),
+    ],
+)
+def test_results_that_do_not_match_are_refused_by_field_and_both_values(results, field, words):
+    pair = [sides.Side(results(name, {0: [1.0]}, **more), 1) for name, more in (("base", {}), ("trained", field))]
+    with pytest.raises(Failure) as refused:
+        sides.refuse_other_conditions(*pair)
+    assert words in str(refused.value) and "model" not in str(refused.value)
 
 
 def test_a_refusal_is_one_line_that_names_every_field_and_writes_nothing(results, compare):
@@ -203,23 +191,19 @@ def test_missing_samples_are_named_and_never_counted_as_zero(results, compare):
     done, found = compare("base", "trained")
     assert found["figures"]["rows"] == 2 and found["figures"]["difference"] == 0
     assert found["missing"]["base"] == []
-    assert [(each["row"], each["why"]) for each in found["missing"]["candidate"]] == [
-        (1, "agent_error"),
-        (3, "not run"),
-    ]
-    assert [each["row"] for each in found["rows_left_out"]] == [1, 3]
+    lacking = [(item["row"], item["why"]) for item in found["missing"]["candidate"]]
+    assert lacking == [(1, "agent_error"), (3, "not run")]
+    assert [item["row"] for item in found["rows_left_out"]] == [1, 3]
     assert found["worst_case"] == [-0.5, 0.0]
     assert "row 1 (id 101) sample 1 agent_error, row 3 sample 1 not run" in done.stdout
-    assert (
-        "left out without a reward: 2 sample(s), which at their worst and best make it -50.0 and +0.0"
-        in found["verdict"]
-    )
+    words = "left out without a reward: 2 sample(s), which at their worst and best make it -50.0 and +0.0"
+    assert words in found["verdict"]
 
 
 def test_a_handful_of_rows_is_said_to_show_nothing():
     figures = comparison.paired_result([pair([0.0], [1.0]), pair([1.0], [0.0])])
     assert comparison.verdict(figures).endswith(
-        "over 2 rows, which is not the same as none: so few samples can hardly show any."
+        "over 2 rows, which does not prove equality: so few samples could hardly show any difference."
     )
 
 
@@ -281,10 +265,9 @@ def test_dumps_of_a_trainer_are_compared_in_groups_and_say_so(tmp_path, compare)
     folder.mkdir()
     before = lines(tmp_path / "before.jsonl", [dumped(i, float(i % 4 == 0), rollout_id=0) for i in range(16)])
     lines(folder / "8.jsonl", [dumped(i, 1.0, rollout_id=8) for i in range(8)])
-    lines(
-        folder / "9.jsonl",
-        [dumped(i, 1.0, rollout_id=9) for i in range(7)] + [dumped(7, None, rollout_id=9, status="failed")],
-    )
+    rewards = [1.0] * 7 + [None]
+    status = {1.0: "completed", None: "failed"}
+    lines(folder / "9.jsonl", [dumped(i, r, rollout_id=9, status=status[r]) for i, r in enumerate(rewards)])
     done, found = compare(before, folder, NEMO_GYM_N_SAMPLES_PER_PROMPT=4)
     assert done.returncode == 0, done.stderr
     assert found["figures"]["groups"] == [4, 4] and found["figures"]["difference"] == pytest.approx(0.75)
@@ -296,23 +279,30 @@ def test_dumps_of_a_trainer_are_compared_in_groups_and_say_so(tmp_path, compare)
 # --- faults of the user --------------------------------------------------------------------
 
 
-def test_what_cannot_be_compared_is_refused_in_one_line(results, compare, tmp_path):
-    folder = results("base", {0: [1.0]})
-    results("empty", {0: [None]})
-    results("odd", {0: [7.0]})
-    dump = lines(tmp_path / "dump.jsonl", rehearsed([1.0, 0.0]))
-    assert "CANDIDATE=gone: neither an evaluation in" in only_error(compare("base", "gone")[0])
-    assert "(base, empty, odd)" in only_error(compare("base", "gone")[0])
-    assert "BASE and CANDIDATE are both" in only_error(compare("base", folder)[0])
-    assert "nothing tells that they were drawn alike" in only_error(compare("base", dump)[0])
-    assert "no sample has a reward (0 failed)" in only_error(compare("base", "empty")[0])
-    assert "has the reward 7.0, which is not in 0..1" in only_error(compare("base", "odd")[0])
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        ("gone", "CANDIDATE=gone: neither an evaluation in"),
+        ("gone", "(base, empty, odd, unsized)"),
+        ("../eval/base", "BASE and CANDIDATE are both"),
+        ("../../dump.jsonl", "nothing tells that they were drawn alike"),
+        ("empty", "no sample has a reward (0 failed)"),
+        ("odd", "has the reward 7.0, which is not in 0..1"),
+        ("unsized", "rows.count is 1 and null"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(results, compare, tmp_path, candidate, words):
+    results("base", {0: [1.0]}), results("empty", {0: [None]}), results("odd", {0: [7.0]})
+    results("unsized", {0: [1.0]}, rows={"sha256": "5" * 64})
+    lines(tmp_path / "dump.jsonl", rehearsed([1.0, 0.0]))
+    assert words in only_error(compare("base", candidate)[0])
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path):
     assert "BASE is empty; make compare BASE=… CANDIDATE=…" in only_error(run_stage("compare.py", home=tmp_path))
 
 
-def test_a_folder_without_a_configuration_that_tells_its_size_is_refused(results, compare):
-    results("base", {0: [1.0]}, rows={"sha256": "x"}), results("trained", {0: [1.0]}, rows={"sha256": "x"})
-    assert "tells no rows.count or no repeats" in only_error(compare("base", "trained")[0])
+def test_a_folder_without_a_configuration_that_tells_its_size_is_refused(results):
+    unsized = sides.Side(results("base", {0: [1.0]}, rows={"sha256": "x"}), 1)
+    with pytest.raises(Failure, match=r"tells no rows\.count or no repeats"):
+        unsized.refuse_unfit_samples()

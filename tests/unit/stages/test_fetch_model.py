@@ -30,6 +30,7 @@ def model():
 
 
 SHARD = "model-00002-of-00002.safetensors"
+SMALLER = json.dumps(weights.SHAPE | {"num_hidden_layers": 28}).encode()
 
 
 @pytest.fixture
@@ -52,10 +53,10 @@ def fetch(tmp_path, hub):
     return run
 
 
-def test_the_model_is_fetched_then_reused_without_network(fetch, hub):
+def test_the_model_is_fetched_over_a_cut_connection_then_reused_without_network(fetch, hub):
+    hub.cuts = [20]
     done = fetch()
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     size = 2 * len(safetensors("layer.1"))
     assert done.stdout.splitlines()[-1] == (
         f"Qwen3-4B ready: layers=36 hidden=2560 weight_files=2 bytes={size} revision={COMMIT} path={fetch.folder}"
@@ -74,12 +75,6 @@ def test_only_what_is_missing_is_fetched(fetch, hub):
     assert [path.rpartition("/")[2] for _, path, _ in hub.gets() if "/resolve/" in path] == [SHARD]
 
 
-def test_a_cut_connection_is_resumed(fetch, hub):
-    hub.cuts = [20]
-    done = fetch()
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_copied_folder_without_the_clients_notes_is_taken(fetch, hub):
     fetch.folder.mkdir(parents=True)
     for name, content in model().items():
@@ -92,11 +87,7 @@ def test_a_copied_folder_without_the_clients_notes_is_taken(fetch, hub):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (
-            "config.json",
-            json.dumps(weights.SHAPE | {"num_hidden_layers": 28}).encode(),
-            "num_hidden_layers is 28, not 36",
-        ),
+        ("config.json", SMALLER, "num_hidden_layers is 28, not 36"),
         ("config.json", b"[]", "config.json: not a JSON object"),
         ("tokenizer.json", b"", "tokenizer.json: not JSON"),
         ("tokenizer.json", b"{}", "tokenizer.json: not a JSON object with keys"),
@@ -123,14 +114,11 @@ def test_another_model_under_the_name_is_refused_with_the_cure(fetch, hub):
     assert "config.json: model_type is 'llama', not 'qwen3'" in error and "run make model again" in error
 
 
-def test_no_network_no_access_and_no_revision_are_named(fetch, hub):
+def test_no_network_no_access_no_revision_and_no_folder_are_named(fetch, hub, tmp_path):
     assert "HF_HUB_OFFLINE is set" in only_error(fetch(HF_HUB_OFFLINE="1"))
     assert "cannot get Qwen/Qwen3-4B" in only_error(fetch(HF_ENDPOINT="http://127.0.0.1:9"))
     assert "HTTP 404" in only_error(fetch("--revision", "nowhere"))
     hub.token = "hf_right"
     assert "set HF_TOKEN" in only_error(fetch())
-
-
-def test_a_folder_that_cannot_be_written_is_named(fetch, tmp_path):
     (tmp_path / "file").write_text("")
     assert "set MODEL_DIR to a folder that can be written" in only_error(fetch(MODEL_DIR=tmp_path / "file"))

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import prepare_data
+from common import program
 from common.failure import Failure
 from inputs import pins, row_facts, rows
-from support.local_hub import SCRIPTS, Hub, only_error, run_stage
+from support.local_hub import Hub, only_error, run_stage
 
 REPO = "nvidia/Nemotron-RL-agent-workplace_assistant"
 EXAMPLE = Path(
@@ -53,32 +54,18 @@ class Place:
         self.data = root / "data"
         self.folder = self.data / "nemo-gym"
         self.lock = root / "dataset.lock.json"
-        self.hub = hub
-        lock = json.loads(pins.LOCK.read_text())
-        lock["revision"] = FIRST
-        lock["splits"]["train"] |= {"sha256": sha256(TRAIN), "rows": 15}
+        self.environment = {"HF_ENDPOINT": hub.url, "DATA_ROOT": self.data}
+        self.pin(TRAIN)
+
+    def pin(self, train):
+        lock = json.loads(pins.LOCK.read_text()) | {"revision": FIRST}
+        lock["splits"]["train"] |= {"sha256": sha256(train), "rows": 15}
         lock["splits"]["validation"] |= {"sha256": sha256(VALIDATION), "rows": 4}
         self.lock.write_text(json.dumps(lock))
 
-    def pin(self, split, content):
-        lock = json.loads(self.lock.read_text())
-        lock["splits"][split]["sha256"] = sha256(content)
-        self.lock.write_text(json.dumps(lock))
-
-    def environment(self, **more):
-        return {"HF_ENDPOINT": self.hub.url, "DATA_ROOT": self.data, **more}
-
     def prepare(self, split, *arguments, **more):
-        return run_stage(
-            "prepare_data.py",
-            "--split",
-            split,
-            "--lock",
-            self.lock,
-            *arguments,
-            home=self.home,
-            **self.environment(**more),
-        )
+        options = ["--split", split, "--lock", self.lock, *arguments]
+        return run_stage("prepare_data.py", *options, home=self.home, **self.environment | more)
 
     def raw(self, split):
         return self.folder / f"workplace_assistant_{split}.jsonl"
@@ -91,14 +78,10 @@ class Place:
 def test_the_committed_lock_pins_the_published_splits():
     lock = pins.read_lock(pins.LOCK)
     assert (lock["repo_id"], lock["revision"]) == (REPO, "c86a908379e0a361a573c395e175d3c1aa128e6c")
-    assert {split: pin["rows"] for split, pin in lock["splits"].items()} == {
-        "train": 1255,
-        "validation": 545,
-        "example": 5,
-    }
-    assert lock["splits"]["train"]["sha256"].startswith("cb64a4eca977c049")
-    assert lock["splits"]["validation"]["sha256"].startswith("6cce92f9cd880798")
-    assert lock["splits"]["example"]["sha256"] == sha256(EXAMPLE.read_bytes())
+    digests = {"train": "cb64a4eca977c049", "validation": "6cce92f9cd880798", "example": sha256(EXAMPLE.read_bytes())}
+    counts = {"train": 1255, "validation": 545, "example": 5}
+    assert {split: pin["rows"] for split, pin in lock["splits"].items()} == counts
+    assert all(pin["sha256"].startswith(digests[split]) for split, pin in lock["splits"].items())
 
 
 def test_example_rows_come_from_the_package_without_network(tmp_path):
@@ -133,18 +116,11 @@ def test_a_split_is_downloaded_as_published_then_reused_without_network(place, h
     assert hub.requests == []
 
 
-def test_a_file_in_place_that_was_changed_is_replaced(place):
-    place.folder.mkdir(parents=True)
-    place.raw("validation").write_bytes(VALIDATION[:-5])
-    assert place.prepare("validation").returncode == 0
-    assert place.raw("validation").read_bytes() == VALIDATION
-
-
 def test_a_broken_connection_is_resumed_where_it_broke(place, hub):
     # The client hands on ten megabytes at a time; what came after those is asked for again.
     padded = TRAIN + b"\n" * 12_000_000
     hub.publish(f"datasets/{REPO}", FIRST, {"train.jsonl": padded})
-    place.pin("train", padded)
+    place.pin(padded)
     hub.cuts = [11_000_000]
     done = place.prepare("train")
     assert done.returncode == 0, done.stderr
@@ -153,7 +129,9 @@ def test_a_broken_connection_is_resumed_where_it_broke(place, hub):
     assert ranges == [None, f"bytes={10 * 2**20}-"]
 
 
-def test_a_stalled_connection_is_resumed(place, hub):
+def test_a_stalled_connection_is_resumed_and_a_changed_file_replaced(place, hub):
+    place.folder.mkdir(parents=True)
+    place.raw("validation").write_bytes(VALIDATION[:-5])
     hub.stalls = 1
     done = place.prepare("validation", HF_HUB_DOWNLOAD_TIMEOUT="1")
     assert done.returncode == 0, done.stderr
@@ -199,16 +177,10 @@ def test_accept_of_bad_rows_changes_nothing(place, hub):
     assert place.prepare("train").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (401, "set HF_TOKEN"),
-        (403, "set HF_TOKEN"),
-        (404, "has no train.jsonl"),
-        (500, "answered HTTP 500"),
-        (429, "429"),
-    ],
-)
+REFUSALS = [(401, "set HF_TOKEN"), (403, "set HF_TOKEN"), (404, "has no train.jsonl"), (429, "429"), (500, "HTTP 500")]
+
+
+@pytest.mark.parametrize(("status", "said"), REFUSALS)
 def test_a_refusal_of_the_hub_is_said_in_words(place, hub, status, said):
     hub.status = status
     error = only_error(place.prepare("train"))
@@ -221,10 +193,8 @@ def test_the_token_is_sent_and_never_shown(place, hub):
     error = only_error(place.prepare("train", HF_TOKEN="hf_wrongsecret"))
     assert "set HF_TOKEN" in error and "wrongsecret" not in error
     done = place.prepare("train", HF_TOKEN="hf_rightsecret")
-    assert done.returncode == 0
-    assert "rightsecret" not in done.stdout + done.stderr
-    error = only_error(place.prepare("validation", HF_TOKEN="plain\tsecret"))
-    assert "secret" not in error
+    assert done.returncode == 0 and "rightsecret" not in done.stdout + done.stderr
+    assert "secret" not in only_error(place.prepare("validation", HF_TOKEN="plain\tsecret"))
 
 
 def test_a_revision_that_is_gone_and_a_file_that_is_missing_are_named(place, hub):
@@ -257,7 +227,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(place, monkeypatch, number):
     monkeypatch.setattr(sys, "argv", ["prepare_data.py", "--data-root", str(place.data)])
     with pytest.raises(Failure, match="set DATA_ROOT to another disk"):
         prepare_data.main()
-    assert list(place.folder.glob(".workplace*")) == []
+    place.assert_nothing_in_place()
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{", '{"splits": {}}', '{"splits": {"train": 1}}'])
@@ -272,12 +242,11 @@ def test_a_broken_lock_is_named_with_its_cure(place, content):
 
 def test_an_interrupt_leaves_no_part_of_a_file_in_place(place, hub):
     hub.stalls = 100
-    command = [sys.executable, SCRIPTS / "prepare_data.py", "--split", "train", "--lock", place.lock]
+    command = program.stage("prepare_data", "--split", "train", "--lock", str(place.lock))
     environment = {"PATH": os.environ["PATH"], "HOME": str(place.home), "no_proxy": "127.0.0.1"}
-    environment |= {name: str(value) for name, value in place.environment().items()}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    environment |= {name: str(value) for name, value in place.environment.items()}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **streams) as running:
         while not any("train.jsonl" in path for _, path, _ in hub.gets()):
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
@@ -286,10 +255,3 @@ def test_an_interrupt_leaves_no_part_of_a_file_in_place(place, hub):
     place.assert_nothing_in_place()
     hub.stalls = 0
     assert place.prepare("train").returncode == 0
-
-
-def test_help_and_a_bad_split():
-    done = subprocess.run([SCRIPTS / "prepare_data.py", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "--accept" in done.stdout
-    done = subprocess.run([SCRIPTS / "prepare_data.py", "--split", "test"], capture_output=True, text=True)
-    assert done.returncode == 2 and "SPLIT='test' is none of example, train, validation" in done.stderr

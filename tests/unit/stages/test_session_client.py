@@ -6,22 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from common import settings
+from common import program, settings
 from gateway import client
 from support.scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
 
-CLIENT = Path(__file__).resolve().parents[3] / "scripts" / "session_client.py"
 SESSION_ID = "session-id-that-nobody-may-see"
 TOKEN = "token-that-nobody-may-see"
 INPUT = {"messages": [{"role": "user", "content": "Réply"}], "metadata": {"id": 7, "tools": []}}
 DEAD_PROXY = "http://127.0.0.1:9"
+BASE_URL = "http://10.0.0.5:8000/agentic_api"
 
 
 class Sample:
@@ -34,15 +32,9 @@ class Sample:
         self.input.write_text(json.dumps(INPUT), encoding="utf-8")
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_", "GYM_", "RELAX_"))}
         proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"), DEAD_PROXY)
-        relax = {
-            "RELAX_INPUT_JSON": str(self.input),
-            "RELAX_OUTPUT_JSON": str(self.output),
-            "RELAX_SESSION_IO_DIR": str(folder),
-            "RELAX_BASE_URL": "http://10.0.0.5:8000/agentic_api",
-            "RELAX_SESSION_ID": SESSION_ID,
-            "RELAX_ROLLOUT_MODE": "train",
-            "RELAX_GROUP_ID": "group-3",
-        }
+        places = {"INPUT_JSON": str(self.input), "OUTPUT_JSON": str(self.output), "SESSION_IO_DIR": str(folder)}
+        session = {"SESSION_ID": SESSION_ID, "ROLLOUT_MODE": "train", "GROUP_ID": "group-3", "BASE_URL": BASE_URL}
+        relax = {f"RELAX_{name}": text for name, text in (places | session).items()}
         tuning = {"NEMO_GYM_RETRY_BACKOFF_S": "0.05", "NEMO_GYM_LEASE_S": "3", "GATEWAY_TOKEN": TOKEN}
         self.variables = ours | proxies | relax | tuning
         self.process = None
@@ -50,8 +42,8 @@ class Sample:
     def start(self, url, **variables):
         environment = self.variables | {"NEMO_GYM_URL": url} | variables
         environment = {name: value for name, value in environment.items() if value is not None}
-        command = [sys.executable, str(CLIENT)]
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(program.stage("session_client"), env=environment, **streams)
         return self
 
     def end(self, timeout=30):
@@ -99,7 +91,7 @@ def test_create_payload_is_the_protocols(sample):
         "request_id": trial_id(sample),
         "session": {"session_id": SESSION_ID, "group_id": "group-3", "rollout_mode": "eval", "attempt": 1},
         "environment": {"name": "workplace_assistant", "config": "workplace-assistant-v1", "task": INPUT},
-        "model_endpoint": {"base_url": "http://10.0.0.5:8000/agentic_api", "api_key": SESSION_ID, "model": "model"},
+        "model_endpoint": {"base_url": BASE_URL, "api_key": SESSION_ID, "model": "model"},
         "generation": {"responses_create_params": {}, "sampling_params": {}},
         "interrupt_policy": "protected",
         "deadline_s": 30,
@@ -120,8 +112,7 @@ def test_base_path_of_the_url_is_kept_and_no_token_is_sent_unset(sample):
 def test_truncated_with_a_reward_is_a_result(sample, reward):
     with ScriptedGateway(get=[snapshot("truncated", reward, {"code": "too_many_calls"})]) as gateway:
         status, _, output = sample.run(gateway)
-    assert status == 0 and output["reward"] == reward
-    assert output["metadata"]["nemo_gym"]["error"] == {"code": "too_many_calls"}
+    assert (status, output["reward"], output["metadata"]["nemo_gym"]["error"]["code"]) == (0, reward, "too_many_calls")
 
 
 @pytest.mark.parametrize(
@@ -144,48 +135,45 @@ def test_an_end_without_a_reward_writes_nothing_and_says_why(sample, end, reward
     assert not gateway.seen("abort")
 
 
-@pytest.mark.parametrize("text", [b'{"status": "completed", "reward": NaN}', b'{"status": "completed", "rew', b"[1]"])
-def test_an_answer_that_is_no_snapshot_ends_it(sample, text):
-    with ScriptedGateway(get=[(200, text, {})]) as gateway:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((200, b'{"status": "completed", "reward": NaN}', {}), "no JSON object"),
+        ((200, b'{"status": "completed", "rew', {}), "no JSON object"),
+        ((200, b"[1]", {}), "no JSON object"),
+        (fault(404, "unknown_trial"), "404 unknown_trial"),
+    ],
+)
+def test_an_answer_that_is_no_snapshot_ends_it(sample, answer, words):
+    with ScriptedGateway(get=[answer]) as gateway:
         status, err, _ = sample.run(gateway)
-    assert status == 1 and "no JSON object" in err
+    assert status == 1 and words in err and len(gateway.seen("get")) == 1
 
 
-def test_retries_send_the_same_create_again(sample):
-    answers = [500, DROP, fault(503, "not_ready"), 408, fault(429, "queue_full"), (202, RUNNING[1], {})]
-    with ScriptedGateway(create=answers) as gateway:
+def test_retries_send_the_same_create_again_and_wait_as_long_as_they_are_told(sample):
+    full = fault(429, "queue_full", Retry_After=1)
+    with ScriptedGateway(create=[500, DROP, fault(503, "not_ready"), 408, full, (202, RUNNING[1], {})]) as gateway:
         assert sample.run(gateway)[0] == 0
-    assert len(gateway.seen("create")) == 6
-    assert len({request.body for request in gateway.seen("create")}) == 1
+    creates = gateway.seen("create")
+    assert len(creates) == 6 and len({request.body for request in creates}) == 1
+    assert creates[5].time - creates[4].time >= 1
 
 
-def test_retry_after_is_honoured(sample):
-    with ScriptedGateway(create=[fault(429, "queue_full", Retry_After=1), (202, RUNNING[1], {})]) as gateway:
-        assert sample.run(gateway)[0] == 0
-    first, second = gateway.seen("create")
-    assert second.time - first.time >= 1
-
-
-@pytest.mark.parametrize("status", [400, 401, 409, 413, 422, 302])
-def test_a_refused_create_ends_at_once_with_the_gateways_words(sample, status):
+@pytest.mark.parametrize(
+    ("status", "cures"),
+    [
+        *((status, []) for status in (400, 401, 409, 302)),
+        (413, ["; raise GATEWAY_MAX_BODY_BYTES", "in the row of id 7"]),
+        (422, ["; mend that field", "in the row of id 7"]),
+    ],
+)
+def test_a_refused_create_ends_at_once_with_the_gateways_words_and_a_cure_for_the_row(sample, status, cures):
     refusal = fault(status, "not_allowed", f"model_endpoint.base_url\nis off {SESSION_ID} {TOKEN}", Location="/x")
     with ScriptedGateway(create=[refusal]) as gateway:
         code, err, _ = sample.run(gateway)
-    assert code == 1 and f"{status} not_allowed model_endpoint.base_url is off" in err
+    assert code == 1 and f"the Gateway answered {status} not_allowed model_endpoint.base_url is off" in err
+    assert all(words in err for words in cures)
     assert [request.route for request in gateway.requests] == ["create"]
-
-
-@pytest.mark.parametrize(("status", "cure"), [(413, "raise GATEWAY_MAX_BODY_BYTES"), (422, "mend that field")])
-def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(sample, status, cure):
-    with ScriptedGateway(create=[fault(status, "not_taken")]) as gateway:
-        _, err, _ = sample.run(gateway)
-    assert f"the Gateway answered {status} not_taken no; {cure}" in err and "in the row of id 7" in err
-
-
-def test_a_trial_that_the_gateway_no_longer_knows_ends_it(sample):
-    with ScriptedGateway(get=[fault(404, "unknown_trial")]) as gateway:
-        status, err, _ = sample.run(gateway)
-    assert status == 1 and "404 unknown_trial" in err and len(gateway.seen("get")) == 1
 
 
 def test_tries_are_bounded_and_the_trial_is_aborted(sample):
@@ -267,16 +255,11 @@ def test_a_signal_while_the_gateway_is_away_ends_it_in_time(sample):
         assert sample.end(timeout=4)[0] == 143
 
 
-@pytest.mark.parametrize("name", ["INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL", "SESSION_ID", "GROUP_ID"])
-def test_a_missing_variable_is_named(sample, name):
-    with ScriptedGateway() as gateway:
-        status, err, _ = sample.run(gateway, **{f"RELAX_{name}": None})
-    assert status == 2 and f"RELAX_{name} is not set" in err and not gateway.requests
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        *((f"RELAX_{name}", None) for name in ("INPUT_JSON", "OUTPUT_JSON", "SESSION_IO_DIR", "BASE_URL")),
+        *((f"RELAX_{name}", None) for name in ("SESSION_ID", "GROUP_ID")),
         ("RELAX_ROLLOUT_MODE", "test"),
         ("RELAX_BASE_URL", "10.0.0.5:8000"),
         ("RELAX_SESSION_ID", f"{SESSION_ID}\r\nX: y"),
@@ -284,50 +267,29 @@ def test_a_missing_variable_is_named(sample, name):
         ("NEMO_GYM_URL", "http://[::1"),
     ],
 )
-def test_a_malformed_variable_is_named(sample, name, value):
+def test_a_missing_or_malformed_variable_is_named(sample, name, value):
     with ScriptedGateway() as gateway:
         status, err, _ = sample.run(gateway, **{name: value})
-    assert status == 2 and name in err and not gateway.requests
+    assert status == 2 and (f"{name} is not set" if value is None else name) in err and not gateway.requests
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"messages": []}',
-        b'{"messages": "hi"}',
-        b'{"messages": [1], "metadata": 3}',
-        b'{"messages": [NaN]}',
-        b'{"messages": [1e999]}',
-        b"[" * 200000,
-    ],
-)
+NO_OBJECT = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 200000]
+NO_TASK = [b'{"messages": []}', b'{"messages": "hi"}', b'{"messages": [1], "metadata": 3}']
+NO_NUMBER = [b'{"messages": [NaN]}', b'{"messages": [1e999]}']
+
+
+@pytest.mark.parametrize("text", [None, *NO_OBJECT, *NO_TASK, *NO_NUMBER])
 def test_an_unusable_input_file_is_named(sample, text):
-    sample.input.write_bytes(text)
+    sample.input.unlink() if text is None else sample.input.write_bytes(text)
     with ScriptedGateway() as gateway:
         status, err, _ = sample.run(gateway)
     assert status == 2 and f"RELAX_INPUT_JSON: {sample.input}" in err and not gateway.requests
 
 
-def test_an_input_that_is_not_there_and_an_output_that_cannot_be(sample):
+def test_an_output_that_cannot_be_written_is_named(sample):
     with ScriptedGateway() as gateway:
-        assert sample.run(gateway, RELAX_INPUT_JSON="/nowhere/in.json")[0] == 2
         status, err, _ = sample.run(gateway, RELAX_OUTPUT_JSON="/nowhere/out.json")
     assert status == 1 and "RELAX_OUTPUT_JSON: /nowhere/out.json" in err
-
-
-def test_variables_of_others_do_not_disturb_it(sample):
-    with ScriptedGateway() as gateway:
-        theirs = {"LIMIT": "none", "SPLIT": "a", "GATEWAY_SERVICE_HOST": "10.1.1.1", "MODEL": ""}
-        assert sample.run(gateway, **theirs)[0] == 0
-
-
-def test_help():
-    told = subprocess.run([sys.executable, str(CLIENT), "--help"], capture_output=True, text=True, timeout=20)
-    assert told.returncode == 0 and "RELAX_INPUT_JSON" in told.stdout
 
 
 def test_a_connection_that_is_reset_before_it_stands_is_tried_again(monkeypatch):

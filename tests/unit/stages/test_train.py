@@ -6,43 +6,25 @@ import shutil
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from cluster import jobs as ray_jobs
+from cluster import jobs
+from common.failure import Failure
+from common.program import SCRIPTS
+from common.settings import ROOT
+from support.doctor_case import Pages
 from support.scripted_dashboard import ScriptedDashboard
 
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPTS = ROOT / "scripts"
 STANDIN = ROOT / "tests" / "train" / "standin"
 READY = {"ready": True, "service_epoch": "e1", "gym_commit": "c", "environment": {"tree": "t"}}
 
 
-class Ready(BaseHTTPRequestHandler):
-    def do_GET(self):
-        data = json.dumps(self.server.answer).encode()
-        self.send_response(200 if self.server.answer.get("ready") else 503)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        """Keep the test's output clean."""
-
-
 @pytest.fixture
 def gateways():
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Ready) for _ in range(2)]
-    for server in servers:
-        server.answer = dict(READY)
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield servers
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with Pages({"/readyz": dict(READY)}) as first, Pages({"/readyz": dict(READY)}) as second:
+        yield [first, second]
 
 
 @pytest.fixture
@@ -51,46 +33,27 @@ def dashboard():
         yield server
 
 
-def make_place(folder, rows=3):
-    """Everything a plan needs, in a folder."""
-    row = {
-        "id": 1,
-        "category": "c",
-        "environment_name": "workplace_assistant",
-        "ground_truth": [],
-        "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
-    }
-    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * rows)
-    shutil.copytree(STANDIN, folder / "relax")
-    model = folder / "models" / "Qwen3-4B"
+@pytest.fixture
+def place(tmp_path):
+    """A folder with everything that a plan needs."""
+    row = {"id": 1, "category": "c", "environment_name": "workplace_assistant", "ground_truth": []}
+    row |= {"responses_create_params": {"input": [{"role": "user", "content": "hello"}]}}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    shutil.copytree(STANDIN, tmp_path / "relax")
+    model = tmp_path / "models" / "Qwen3-4B"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
-
-
-@pytest.fixture
-def place(tmp_path):
-    make_place(tmp_path)
     return tmp_path
 
 
 def variables(place, gateways, dashboard, **changes):
     kept = {name: text for name, text in os.environ.items() if name not in ("RAY_NO_WAIT", "WORKING_DIR")}
-    return (
-        kept
-        | {
-            "NEMO_GYM_SOURCE_DATA": str(place / "rows.jsonl"),
-            "RELAX_ROOT": str(place / "relax"),
-            "RELAX_PYTHON": sys.executable,
-            "MODEL_DIR": str(place / "models"),
-            "EXP_DIR": str(place / "exp"),
-            "RUN_DIR": str(place / "run"),
-            "NEMO_GYM_URL": gateways[0].url,
-            "RAY_ADDRESS": "127.0.0.1:6379",
-            "RAY_DASHBOARD_ADDRESS": dashboard.url,
-        }
-        | changes
-    )
+    folders = {"RELAX_ROOT": "relax", "MODEL_DIR": "models", "EXP_DIR": "exp", "RUN_DIR": "run"}
+    paths = {name: str(place / folder) for name, folder in folders.items()}
+    paths |= {"NEMO_GYM_SOURCE_DATA": str(place / "rows.jsonl"), "RELAX_PYTHON": sys.executable}
+    addresses = {"NEMO_GYM_URL": gateways[0].url, "RAY_ADDRESS": "127.0.0.1:6379"}
+    return kept | paths | addresses | {"RAY_DASHBOARD_ADDRESS": dashboard.url} | changes
 
 
 def train(environment, script="train.py"):
@@ -117,7 +80,7 @@ def test_a_dry_run_prints_the_plan_and_writes_the_submission(place, gateways, da
     text = (place / "run" / "train" / "submission.json").read_text()
     job = json.loads(text)["job"]
     assert "-m relax.entrypoints.train --swiglu --num-layers 36" in job["entrypoint"]
-    assert "--rollout-max-context-len 8192" in job["entrypoint"] and "--limit 2" in job["entrypoint"]
+    assert "--rollout-max-context-len 8192" in job["entrypoint"] and "--num-rollout 2" in job["entrypoint"]
     assert job["runtime_env"]["py_executable"] == sys.executable
     assert "never-show-me" not in text + done.stdout
     assert not dashboard.submitted and not (place / "exp").exists()
@@ -126,7 +89,7 @@ def test_a_dry_run_prints_the_plan_and_writes_the_submission(place, gateways, da
 def test_all_faults_are_named_at_once(place, gateways, dashboard):
     shutil.rmtree(place / "relax" / "scripts" / "models")
     (place / "models" / "Qwen3-4B" / "tokenizer.json").write_text("")
-    gateways[0].answer["ready"] = False
+    gateways[0].pages["/readyz"] = (503, READY | {"ready": False})
     dashboard.gpus["worker"] = "4.0/8.0 GPU"
     dashboard.jobs["other"] = {"submission_id": "other", "status": "RUNNING", "entrypoint": "python else.py"}
     changes = {"NEMO_GYM_GLOBAL_BATCH_SIZE": "3", "RAY_NO_WAIT": "1", "WORKING_DIR": "/x"}
@@ -167,7 +130,7 @@ def test_gateways_of_two_environments_are_refused(place, gateways, dashboard):
     both = ",".join(server.url for server in gateways)
     done = train(variables(place, gateways, dashboard, GYM_URLS=both, DRY_RUN="1"))
     assert done.returncode == 0 and done.stdout.count("ready, c") == 2
-    gateways[1].answer["environment"] = {"tree": "other"}
+    gateways[1].pages["/readyz"]["environment"] = {"tree": "other"}
     done = train(variables(place, gateways, dashboard, GYM_URLS=both, DRY_RUN="1"))
     assert done.returncode == 1 and "not the same environment; a reward must mean the same" in done.stderr
 
@@ -180,18 +143,12 @@ def test_a_busy_cluster_is_taken_over_only_by_force(place, gateways, dashboard):
     assert "running:      other PENDING: x" in done.stdout
 
 
-def test_our_own_looks_at_nodes_are_no_running_jobs(place, gateways, dashboard):
-    passing = {"submission_id": "check-1", "status": "RUNNING", "entrypoint": "x", "metadata": {ray_jobs.PASSING: "1"}}
-    dashboard.jobs["check-1"] = passing
-    done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
-    assert done.returncode == 0 and "check-1" not in done.stdout, done.stderr
-
-
-def test_gpus_of_a_job_that_just_ended_are_waited_for(place, gateways, dashboard):
-    dashboard.gpus["worker"] = "8.0/8.0 GPU"
+def test_gpus_of_a_job_that_just_ended_are_waited_for_and_our_own_looks_are_no_jobs(place, gateways, dashboard):
+    passing = {"submission_id": "check-1", "status": "RUNNING", "entrypoint": "x", "metadata": {jobs.PASSING: "1"}}
+    dashboard.jobs["check-1"], dashboard.gpus["worker"] = passing, "8.0/8.0 GPU"
     threading.Timer(4, lambda: dashboard.gpus.update(worker="0.0/8.0 GPU")).start()
     done = train(variables(place, gateways, dashboard, DRY_RUN="1"))
-    assert done.returncode == 0 and "8 asked, 8 free" in done.stdout, done.stderr
+    assert done.returncode == 0 and "8 asked, 8 free" in done.stdout and "check-1" not in done.stdout, done.stderr
 
 
 # --- what the nodes tell, and the entrypoint -----------------------------------------------
@@ -207,7 +164,7 @@ def test_what_a_node_lacks_is_named_with_the_node_and_nothing_is_submitted(place
         "error: http://g: its callback networks do not cover the trainer's address",
     ]
     assert not dashboard.submitted and os.listdir(place / "exp") == []
-    assert not ray_jobs.open_jobs(place / "run")
+    assert not jobs.open_jobs(place / "run")
 
 
 def test_an_entrypoint_that_is_locked_is_said(place, gateways, dashboard):
@@ -229,9 +186,7 @@ def test_without_rows_the_budgets_are_shown_all_the_same(place, gateways, dashbo
 # --- the run script and what it leads to ---------------------------------------------------
 
 
-def run_script(environment, *words):
-    command = ["bash", str(SCRIPTS / "run-qwen3-4B-8xgpu.sh"), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+RUN_SCRIPT = ["bash", str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
 
 
 @pytest.mark.parametrize(
@@ -242,28 +197,53 @@ def run_script(environment, *words):
         ({"MODEL_CONFIG_DIR": "/nowhere", "RAY_NO_WAIT": "1"}, "RAY_NO_WAIT is set"),
         ({"MODEL_CONFIG_DIR": "/nowhere", "WORKING_DIR": "1"}, "WORKING_DIR is set"),
         ({"MODEL_CONFIG_DIR": str(STANDIN / "scripts" / "models")}, "RUNTIME_ENV_JSON is not set; this runs under"),
+        ({"MODEL_CONFIG_DIR": "empty"}, "empty/qwen3-4B.sh sets no MODEL_ARGS"),
     ],
 )
-def test_the_run_script_refuses_to_run_outside_the_entrypoint(place, gateways, dashboard, changes, said):
-    done = run_script(variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable, **changes))
+def test_the_run_script_refuses_to_run_outside_the_entrypoint(tmp_path, changes, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "qwen3-4B.sh").write_text("MODEL_ARGS=()\n")
+    environment = {"PATH": os.environ["PATH"], "SUBMIT_PYTHON": sys.executable} | changes
+    done = subprocess.run(RUN_SCRIPT, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+def by_hand(environment):
+    """The run script under the trainer's entrypoint, without `make train` before it."""
+    entrypoint = Path(environment["RELAX_ROOT"]) / "scripts" / "entrypoint" / "ray-job.sh"
+    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+    environment = environment | {"SUBMIT_PYTHON": sys.executable}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_the_entrypoint_submits_the_plan_that_was_made_and_makes_the_same_by_hand(place, gateways, dashboard):
+    dashboard.ends = "FAILED"
+    environment = variables(place, gateways, dashboard, LIMIT="2", GATEWAY_TOKEN="never-show-me")
+    for start in (train, by_hand):
+        done = start(environment)
+        assert done.returncode == 1 and "Ray job FAILED: train-" in done.stdout, done.stderr
+        assert "never-show-me" not in done.stdout + done.stderr
+    entrypoints = []
+    for job in dashboard.submitted:
+        name = job["submission_id"]
+        assert f" GATEWAY_TOKEN_FILE={place}/run/jobs/{name}/token " in job["entrypoint"]
+        assert "never-show-me" not in json.dumps(job)
+        assert job["runtime_env"]["env_vars"]["PYTHONPATH"].startswith(f"{place}/relax:")
+        lines = (place / "exp/Qwen3-4B_mcore_8xgpu/runs" / f"{name}.prompts.jsonl").read_text().splitlines()
+        assert [json.loads(line)["metadata"]["id"] for line in lines] == [1, 1]
+        entrypoints.append(job["entrypoint"].replace(name, "ID"))
+    assert len(entrypoints) == 2 and len(set(entrypoints)) == 1
+    assert entrypoints[0].endswith("/runs/ID.prompts.jsonl")
+    # The plan and the token go with the run.
+    assert not list((place / "run" / "train").iterdir()) and not list((place / "run" / "jobs").iterdir())
 
 
 def test_results_that_cannot_be_written_are_said_before_ray_hears_of_a_job(place, gateways, dashboard):
     (place / "exp").write_text("a file")
-    entrypoint = place / "relax" / "scripts" / "entrypoint" / "ray-job.sh"
-    environment = variables(place, gateways, dashboard, SUBMIT_PYTHON=sys.executable)
-    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = by_hand(variables(place, gateways, dashboard))
     assert done.returncode == 1 and "EXP_DIR and RUN_DIR have to be writable" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-    assert not dashboard.submitted and not ray_jobs.open_jobs(place / "run")
-
-
-def test_a_model_without_arguments_is_refused(place, gateways, dashboard):
-    (place / "qwen3-4B.sh").write_text("MODEL_ARGS=()\n")
-    done = run_script(variables(place, gateways, dashboard, MODEL_CONFIG_DIR=str(place)))
-    assert done.returncode == 1 and "sets no MODEL_ARGS" in done.stderr
+    assert not dashboard.submitted and not jobs.open_jobs(place / "run")
 
 
 # --- make stop -----------------------------------------------------------------------------
@@ -271,31 +251,31 @@ def test_a_model_without_arguments_is_refused(place, gateways, dashboard):
 
 def test_stop_confirms_each_job_and_forgets_it(place, gateways, dashboard):
     environment = variables(place, gateways, dashboard, GYM_BASE_PORT="20900")
-    jobs = [ray_jobs.open_job(place / "run", ray_jobs.Dashboard(dashboard.url), "train") for _ in range(2)]
-    dashboard.jobs[jobs[0].id] = {"submission_id": jobs[0].id, "status": "RUNNING"}
+    known, unknown = (jobs.open_job(place / "run", jobs.Dashboard(dashboard.url), "train") for _ in range(2))
+    dashboard.jobs[known.id] = {"submission_id": known.id, "status": "RUNNING"}
     done = train(environment, "stop.py")
     assert done.returncode == 0, done.stderr
-    assert f"job {jobs[0].id}: STOPPED" in done.stdout and f"job {jobs[1].id}: unknown to Ray" in done.stdout
-    assert not ray_jobs.open_jobs(place / "run")
+    assert f"job {known.id}: STOPPED" in done.stdout and f"job {unknown.id}: unknown to Ray" in done.stdout
+    assert not jobs.open_jobs(place / "run")
 
 
-def test_stop_says_which_job_may_still_run(place, gateways, dashboard, monkeypatch):
-    job = ray_jobs.open_job(place / "run", ray_jobs.Dashboard("http://127.0.0.1:9"), "train")
+def test_stop_says_which_job_may_still_run(place, gateways, dashboard):
+    job = jobs.open_job(place / "run", jobs.Dashboard("http://127.0.0.1:9"), "train")
     done = train(variables(place, gateways, dashboard, GYM_BASE_PORT="20900"), "stop.py")
     assert done.returncode == 1 and f"job {job.id} may still run: http://127.0.0.1:9" in done.stderr
     assert f"gone for good: rm -r {job.folder}\n" in done.stderr
     assert "Stopped: nothing was running" in done.stdout
-    assert [each.id for each in ray_jobs.open_jobs(place / "run")] == [job.id]
+    assert [each.id for each in jobs.open_jobs(place / "run")] == [job.id]
 
 
 def test_a_stop_that_stops_nothing_is_said(dashboard, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_jobs, "STOP_TIMEOUT_S", 1)
+    monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 1)
     dashboard.after_stop = None
-    job = ray_jobs.open_job(tmp_path, ray_jobs.Dashboard(dashboard.url), "train", "/usr/bin/python3")
+    job = jobs.open_job(tmp_path, jobs.Dashboard(dashboard.url), "train", "/usr/bin/python3")
     dashboard.jobs[job.id] = {"submission_id": job.id, "status": "RUNNING"}
-    with pytest.raises(ray_jobs.Failure, match="was told to stop and is still RUNNING after 1 s"):
+    with pytest.raises(Failure, match="was told to stop and is still RUNNING after 1 s"):
         job.stop()
-    [again] = ray_jobs.open_jobs(tmp_path)
+    [again] = jobs.open_jobs(tmp_path)
     assert (again.id, again.python, again.dashboard.url) == (job.id, "/usr/bin/python3", dashboard.url)
 
 

@@ -3,12 +3,10 @@
 import errno
 import os
 import subprocess
-import sys
 
 import pytest
 
-from common import terminal
-from common.settings import ROOT
+from common import program, terminal
 
 
 def failing(error):
@@ -38,7 +36,6 @@ def test_any_other_fault_of_the_system_is_not_explained_away():
 def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     options = ["--gym-backend", "local", "--run-dir", str(tmp_path / "file" / "run")]
-    command = [sys.executable, str(ROOT / "scripts" / "gym_up.py"), *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(program.stage("gym_up", *options), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1 and str(tmp_path / "file") in ended.stderr and "RUN_DIR" in ended.stderr

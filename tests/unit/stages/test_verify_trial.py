@@ -37,6 +37,7 @@ FULL = [start, output(f'{{"email_id": "{FOUND}"}}'), output(REPLIED)]
 def test_the_right_history_passes_and_is_answered_to_the_end():
     policy = played(*FULL)
     assert policy.fault is None and len(policy.inputs) == 3
+    assert "call 1 does not offer the row's tools" in played(start, tools=TOOLS[:1]).fault
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,6 @@ def test_the_right_history_passes_and_is_answered_to_the_end():
 )
 def test_the_first_fault_is_named(turns, words):
     assert words in played(*turns).fault
-
-
-def test_tools_that_went_missing_are_named():
-    assert "call 1 does not offer the row's tools" in played(start, tools=TOOLS[:1]).fault
 
 
 @pytest.mark.parametrize("status", ["failed", "truncated"])

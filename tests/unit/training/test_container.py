@@ -3,15 +3,14 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from common import program
 from common import settings as variables
+from common.failure import Failure
 from training import container
-
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
 
 def loaded(**environment):
@@ -47,40 +46,27 @@ def test_without_our_container_a_command_stays_as_it_is():
     assert container.inside(loaded(RAY_ADDRESS="10.0.0.5:6379"), ["bash"], {}) == ["bash"]
 
 
-def ray_up(**changes):
-    environment = os.environ | {"DOCKER_HOST": "unix:///nonexistent/docker.sock"} | changes
-    command = [sys.executable, str(SCRIPTS / "ray_up.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert "Traceback" not in done.stderr
-    return done
-
-
 def test_no_engine_is_one_line():
-    done = ray_up(RELAX_HOST="10.0.0.5")
+    environment = os.environ | {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "RELAX_HOST": "10.0.0.5"}
+    done = subprocess.run(program.stage("ray_up"), env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no Docker engine answers at unix:///nonexistent/docker.sock; start it")
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"RELAX_HOST": "10.0.0.5", "RAY_ADDRESS": "10.0.0.9:6379"}, "RAY_ADDRESS=10.0.0.9:6379 names a Ray that runs"),
         ({}, "RELAX_HOST is empty or loopback"),
         ({"RELAX_HOST": "127.0.0.1"}, "RELAX_HOST is empty or loopback"),
+        ({"RELAX_HOST": "127.0.0.2"}, "is taken; is that a platform's Ray"),
     ],
 )
-def test_what_ray_up_refuses(changes, said):
-    ray_up_module = pytest.importorskip("ray_up")
-    with pytest.raises(ray_up_module.Failure, match=said):
-        ray_up_module.check(loaded(**changes))
-
-
-def test_a_ray_that_runs_already_is_not_joined_by_another(monkeypatch):
-    ray_up_module = pytest.importorskip("ray_up")
+def test_what_ray_up_refuses(monkeypatch, changes, words):
     with socket.socket() as other:
         other.bind(("127.0.0.2", 0))
         other.listen()
         monkeypatch.setattr(container, "RAY_PORT", other.getsockname()[1])
-        with pytest.raises(ray_up_module.Failure, match="is taken; is that a platform's Ray"):
-            ray_up_module.check(loaded(RELAX_HOST="127.0.0.2"))
+        with pytest.raises(Failure, match=words):
+            container.check(loaded(**changes))

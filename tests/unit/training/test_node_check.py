@@ -8,42 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from policy import model_api
 from support.scripted_gateway import ScriptedGateway, fault, snapshot
 from training import node_check
 
-ROW = {
-    "id": 1,
-    "category": "c",
-    "environment_name": "workplace_assistant",
-    "ground_truth": [],
-    "responses_create_params": {"input": "hello"},
-}
+ROW = {"id": 1, "category": "c", "environment_name": "workplace_assistant", "ground_truth": []}
+ROW |= {"responses_create_params": {"input": "hello"}}
 
 
 def test_a_fingerprint_is_of_names_and_contents(tmp_path):
     (tmp_path / "a.py").write_text("one")
     (tmp_path / "b.txt").write_text("not looked at")
-    first = node_check.fingerprint(tmp_path, ["*.py"])
+    hashes = [node_check.fingerprint(tmp_path, ["*.py"])]
     (tmp_path / "b.txt").write_text("changed")
-    assert node_check.fingerprint(tmp_path, ["*.py"]) == first
+    assert node_check.fingerprint(tmp_path, ["*.py"]) == hashes[0]
     (tmp_path / "a.py").write_text("two")
-    second = node_check.fingerprint(tmp_path, ["*.py"])
+    hashes.append(node_check.fingerprint(tmp_path, ["*.py"]))
     (tmp_path / "a.py").rename(tmp_path / "c.py")
-    assert len({first, second, node_check.fingerprint(tmp_path, ["*.py"])}) == 3
+    hashes.append(node_check.fingerprint(tmp_path, ["*.py"]))
+    assert len(set(hashes)) == 3
 
 
 def test_large_files_are_told_apart_by_size_and_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(node_check, "WHOLE_BYTES", 100)
     monkeypatch.setattr(node_check, "EDGE_BYTES", 10)
-    path = tmp_path / "w"
-    found = set()
-    for content in (b"a" * 200, b"a" * 201, b"b" + b"a" * 199, b"a" * 199 + b"b"):
+    path, hashes = tmp_path / "w", []
+    # The last differs from the first in its middle alone.
+    for content in (b"a" * 200, b"a" * 201, b"b" + b"a" * 199, b"a" * 199 + b"b", b"a" * 100 + b"b" + b"a" * 99):
         path.write_bytes(content)
-        found.add(node_check.fingerprint(path, ()))
-    assert len(found) == 4
-    path.write_bytes(b"a" * 100 + b"b" + b"a" * 99)
-    assert node_check.fingerprint(path, ()) in found
+        hashes.append(node_check.fingerprint(path, ()))
+    assert len(set(hashes)) == 4 and hashes[4] == hashes[0]
 
 
 @pytest.fixture
@@ -58,8 +51,8 @@ def spec(tmp_path):
         "root": str(Path(__file__).resolve().parents[3]),
         "rows": str(tmp_path / "rows.jsonl"),
         "paths": [
-            {"path": str(path), "patterns": each, "what": what, "sha256": node_check.fingerprint(path, each)}
-            for path, each, what in wanted
+            {"path": str(path), "patterns": patterns, "what": what, "sha256": node_check.fingerprint(path, patterns)}
+            for path, patterns, what in wanted
         ],
         "exp_dir": str(tmp_path / "exp"),
         "probe": "probe",
@@ -80,8 +73,7 @@ def test_each_difference_is_named(spec, tmp_path, monkeypatch):
     (tmp_path / "repository" / "a.py").unlink()
     (tmp_path / "rows.jsonl").write_text("other")
     (tmp_path / "exp" / "probe").unlink()
-    found = node_check.look_around(spec | {"python": "/nowhere/python3"})
-    assert found == [
+    assert node_check.look_around(spec | {"python": "/nowhere/python3"}) == [
         f"{tmp_path}/repository: holds none of its files (this repository)",
         f"{tmp_path}/rows.jsonl: other contents than on the submitting machine (the rows)",
         "/nowhere/python3: no program there (RELAX_PYTHON)",
@@ -110,16 +102,16 @@ def played(spec, gateway):
 
 def test_a_callback_address_that_is_not_allowed_is_named_with_its_cure(spec):
     with ScriptedGateway(create=[fault(400, "callback_not_allowed")]) as gateway:
-        [said], _ = played(spec, gateway)
-    assert "do not cover the trainer's address 127.0.0.1" in said
-    assert "add 127.0.0.1/32 to NEMO_GYM_CALLBACK_ALLOWED_NETWORKS, then make gym-up" in said
+        [fault_line], _ = played(spec, gateway)
+    assert "do not cover the trainer's address 127.0.0.1" in fault_line
+    assert "add 127.0.0.1/32 to NEMO_GYM_CALLBACK_ALLOWED_NETWORKS, then make gym-up" in fault_line
 
 
 def test_a_model_that_was_not_called_is_named(spec):
     lost = snapshot("failed", None, {"code": "agent_error", "type": "endpoint_unreachable"})
     with ScriptedGateway(get=[lost]) as gateway:
-        [said], _ = played(spec, gateway)
-    assert "does not get to the model at http://127.0.0.1:" in said and "endpoint_unreachable" in said
+        [line], _ = played(spec, gateway)
+    assert "does not get to the model at http://127.0.0.1:" in line and "endpoint_unreachable" in line
     # A reward without a call was not earned through this way.
     with ScriptedGateway(get=[snapshot()]) as gateway:
         assert played(spec, gateway)[0]
@@ -132,12 +124,3 @@ def test_a_port_in_use_is_said_and_another_tried(spec):
         port = other.getsockname()[1]
         _, [note] = played(spec | {"api_port": port}, gateway)
     assert note == f"port {port} (RELAX_API_PORT) on 127.0.0.1: Address already in use; tried another"
-
-
-def test_a_model_api_listens_where_it_is_told():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    api = model_api.ModelAPI("127.0.0.1", model_api.noop, port)
-    api.stop()
-    assert api.base_url == f"http://127.0.0.1:{port}/agentic_api"

@@ -31,7 +31,7 @@ for job in json.load(sys.stdin):
     while read -r job; do ask -X POST "$dashboard/api/jobs/$job/stop" >/dev/null; done
 
 export MASTER_ADDR=$host MEGATRON=/opt/Megatron-LM RELAX=$root PYTHONPATH=$root:/opt/Megatron-LM
-export MODEL_CONFIG_DIR=$root/scripts/models HAS_NVLINK=1 RELAX_ENTRYPOINT_MODE=ray-job
+export MODEL_CONFIG_DIR=$root/scripts/entrypoint/../models HAS_NVLINK=1 RELAX_ENTRYPOINT_MODE=ray-job
 
 # For the stand-in driver: what the user asked for, to hold its arguments against.
 STANDIN_EXPECTED=$(python3 -c 'import json, os
