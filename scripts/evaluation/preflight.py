@@ -11,6 +11,7 @@ Guarantees:
 """
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,11 +22,16 @@ from common import failure
 from common.failure import Failure
 from evaluation.metrics import CALL_AS_TEXT, arguments_of, text_of
 from inputs.rows import WRAPPER, Row
+from policy.answers import NO_CALLS
 from policy.endpoint import Endpoint, insist
-from policy.model_api import ModelError
+from policy.replies import EndpointFault, Json, PolicyFault
 
 PARSED, LEFT, EMPTY = "parsed", "left in the text", "empty list"
 UNPARSABLE, NO_CALL, FAILED = "unparsable", "no call", "failed"
+TOKENS, AFFIXED = "special tokens in the name", "name with a prefix or suffix"
+LOST, RETYPED = "lost argument", "changed type"
+# Marks of a chat template, which no tool's name holds.
+SPECIAL = re.compile(r"<\|.*?\|>|</?[a-z_]+>")
 PARSER = (
     "set the endpoint's tool-call parser: vLLM --enable-auto-tool-choice --tool-call-parser hermes, "
     "SGLang --tool-call-parser qwen (as fits the model), llama.cpp --jinja"
@@ -34,8 +40,18 @@ CURES = {
     LEFT: PARSER,
     EMPTY: PARSER,
     UNPARSABLE: "the parser loses or adds text, often under load: update the engine, or try another parser",
+    TOKENS: "the parser does not know the model's template: choose the one made for this model, or update the engine",
+    AFFIXED: "the server renames tools: choose another parser, or a server that gives the names as they are",
+    LOST: "the parser loses arguments: update the engine, or choose another parser",
+    RETYPED: "the parser changes the types of arguments: update the engine, or choose another parser",
     NO_CALL: f"the model answered in words; if it always does so, {PARSER}",
     FAILED: "see the endpoint's log; lower EVAL_CONCURRENCY if it cannot take so many calls at once",
+}
+HINTS = {
+    "status": "; see the endpoint's log",
+    "quota": "; raise the account's limit, or use another key (MODEL_API_KEY)",
+    "prompt_too_long": "; start the endpoint with a larger context (vLLM --max-model-len, llama.cpp -c)",
+    "unreachable": "; is the endpoint up, and MODEL_URL right?",
 }
 NAME_LENGTH, LAST_WORDS_S, NO_ANSWER = 200, 1, "no answer"
 
@@ -59,20 +75,34 @@ def request(row: Row, call: dict[str, Any]) -> dict[str, Any]:
     return params | {"input": [{"type": "message", "role": "user", "content": text}]}
 
 
-def judge(endpoint: Endpoint, raw: Any) -> Finding:
-    """Classify a raw answer. Raises ModelError if it is none."""
-    items = endpoint.read(raw)["output"]
-    calls = [item for item in items if item.get("type") == "function_call"]
+def judge(answer: Json, asked: dict[str, Any]) -> Finding:
+    """Classify an answer to the request for the call `asked`."""
+    items = answer["output"]
+    calls = [item for item in items if item["type"] == "function_call"]
     if broken := [call for call in calls if arguments_of(call) is None]:
-        return Finding(UNPARSABLE, how_broken(broken[0].get("arguments")))
+        return Finding(UNPARSABLE, how_broken(broken[0]["arguments"]))
     if calls:
-        return Finding(PARSED)
+        return damage(calls[0], asked) or Finding(PARSED)
     text = text_of(items)
-    if CALL_AS_TEXT.search(text):
-        return Finding(LEFT, text)
-    if endpoint.wire.finish_reason(raw) == "tool_calls":
-        return Finding(EMPTY, "finish_reason tool_calls, and no call")
-    return Finding(NO_CALL, text)
+    return Finding(LEFT, text) if CALL_AS_TEXT.search(text) else Finding(NO_CALL, text)
+
+
+def damage(call: dict[str, Any], asked: dict[str, Any]) -> Finding | None:
+    """What the wire did to a call, by what was asked for; None if nothing. Other values are the model's own choice."""
+    name, wanted = call["name"], asked["name"]
+    if name != wanted and wanted in name:
+        return Finding(TOKENS if SPECIAL.search(name) else AFFIXED, name)
+    given, values = arguments_of(call) or {}, arguments_of(asked) or {}
+    if name != wanted or given == values:
+        return None
+    if lost := [key for key in values if key not in given]:
+        kept = all(given[key] == values[key] for key in given if key in values)
+        return Finding(LOST, f"{name} without {', '.join(lost)}") if kept and given.keys() <= values.keys() else None
+    if changed := [key for key in values if given[key] != values[key] and str(given[key]) == str(values[key])]:
+        return Finding(
+            RETYPED, f"{changed[0]} is {json.dumps(given[changed[0]])}, not {json.dumps(values[changed[0]])}"
+        )
+    return None
 
 
 def how_broken(arguments: Any) -> str:
@@ -96,15 +126,15 @@ def look(endpoint: Endpoint, task_rows: Sequence[Row], tries: int, seconds: floa
     """Make one call: the model's name as the endpoint reports it. Raises Failure without an answer."""
     row, call = (calls_of(task_rows) or [(task_rows[0], {"name": "(none)", "arguments": "{}"})])[0]
     try:
-        raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
-        endpoint.read(raw)
-    except ModelError as fault:
+        answer = _patiently(lambda: endpoint.answer(request(row, call)), tries, seconds)
+    except (EndpointFault, PolicyFault) as fault:
         raise Failure(f"MODEL_URL: {fault.message}{_hint(endpoint, fault)}") from None
-    reported = raw.get("model")
-    return failure.printable(reported)[:NAME_LENGTH] if reported and isinstance(reported, str) else endpoint.model
+    return failure.printable(answer.get("model") or endpoint.model)[:NAME_LENGTH]
 
 
-def _hint(endpoint: Endpoint, fault: ModelError) -> str:
+def _hint(endpoint: Endpoint, fault: EndpointFault | PolicyFault) -> str:
+    if isinstance(fault, PolicyFault):
+        return ""
     wires = {"/v1/responses": "chat", "/v1/chat/completions": "responses"}
     if fault.status in (404, 405, 501):
         wire, listed = f"is it the right wire? The other one is WIRE={wires[endpoint.wire.path]}", endpoint.models()
@@ -113,7 +143,7 @@ def _hint(endpoint: Endpoint, fault: ModelError) -> str:
         return f"; it lists {', '.join(listed[:5])}, not MODEL={endpoint.model}; if that is a name of it, {wire}"
     if fault.status in (401, 403):
         return "; MODEL_API_KEY is missing or not the right one"
-    return "" if fault.status < 500 else "; is the endpoint up, and MODEL_URL right?"
+    return HINTS.get(fault.kind, "")
 
 
 def crowd(endpoint: Endpoint, task_rows: Sequence[Row], count: int, tries: int, seconds: float) -> list[Finding]:
@@ -125,10 +155,12 @@ def crowd(endpoint: Endpoint, task_rows: Sequence[Row], count: int, tries: int, 
         row, call = wanted[index % len(wanted)]
         start.wait()
         try:
-            raw = _patiently(lambda: endpoint.ask(request(row, call)), tries, seconds)
-            findings[index] = judge(endpoint, raw)
-        except ModelError as fault:
-            findings[index] = Finding(FAILED, fault.message)
+            answer = _patiently(lambda: endpoint.answer(request(row, call)), tries, seconds)
+            findings[index] = judge(answer, call)
+        except PolicyFault as fault:
+            findings[index] = Finding(UNPARSABLE, fault.message)
+        except EndpointFault as fault:
+            findings[index] = Finding(EMPTY if fault.kind == NO_CALLS else FAILED, fault.message)
 
     # Daemons: Ctrl-C must not wait for answers that the endpoint still owes.
     threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(count)]
@@ -140,7 +172,7 @@ def crowd(endpoint: Endpoint, task_rows: Sequence[Row], count: int, tries: int, 
 
 
 def _patiently(ask: Callable[[], Any], tries: int, seconds: float) -> Any:
-    """`insist` for about `seconds` at most, even where an answer's head arrives byte by byte. Raises ModelError."""
+    """`insist` for about `seconds` at most, even where an answer arrives byte by byte. Raises as it does."""
     ended, outcome = threading.Event(), futures.Future()
 
     def work() -> None:
@@ -154,7 +186,7 @@ def _patiently(ask: Callable[[], Any], tries: int, seconds: float) -> Any:
         if futures.wait([outcome], patience).done:
             return outcome.result()
         ended.set()
-    raise ModelError(502, f"{NO_ANSWER} within {seconds:g} s")
+    raise EndpointFault("timeout", f"{NO_ANSWER} within {seconds:g} s")
 
 
 def accept(findings: Sequence[Finding], share: float) -> str:

@@ -20,11 +20,9 @@ from gateway import trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
 from inputs import rows
 from inputs.rows import Row
-from policy.endpoint import Endpoint, insist
-from policy.model_api import ModelAPI, ModelError, Session
+from policy.endpoint import Endpoint, as_policy
+from policy.model_api import ModelAPI, Session
 
-# The model API answers so for an endpoint that gave up, and the Gateway does not ask again.
-GAVE_UP = 424
 KEPT = "what was done is kept, and the same command does the rest"
 STOP_S = 3
 
@@ -39,13 +37,20 @@ class Sampler:
         except OSError as error:
             raise Failure(f"{host}: {error.strerror}; the model API of the evaluation cannot listen there") from None
         self._jobs, self._results, self._live = queue.SimpleQueue(), queue.SimpleQueue(), {}
-        self.stopping = False
+        self.stopping, self.waiting, self._lock = False, 0, threading.Lock()
+        # Names that the endpoint gave its model; several replicas may give several.
+        self.models: set[str] = set()
 
     def _policy(self, session, body):
-        try:
-            return insist(lambda: self.endpoint.answer(body), self.settings.EVAL_TRIES, session.ended)
-        except ModelError as fault:
-            raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
+        left = session.opened + self.settings.NEMO_GYM_DEADLINE_S - time.monotonic()
+        answer = as_policy(self.endpoint, body, self.settings.EVAL_TRIES, session.ended, left, self._limited)
+        self.models.add(answer["model"])
+        return answer
+
+    def _limited(self, begins: bool) -> None:
+        """Count the model calls that wait for a rate limit, for the progress line."""
+        with self._lock:
+            self.waiting += 1 if begins else -1
 
     def run(self, jobs: Sequence[tuple[int, int, Row, int]]) -> Iterator[dict[str, Any]]:
         """Yield the sample of each job (row index, line, row, repeat) as it ends. Raises Failure if none can be run."""

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from policy.replies import EndpointFault, Json, Reply, fault_of, name_of, object_in, parse, words_of
+from policy.replies import EndpointFault, Json, Reply, fault_of, name_of, object_in, words_of
 
 MAX_TOKENS = 2**40
 # Why a chat answer may end. Any other reason is not the policy's: the answer is no answer.
@@ -26,6 +25,8 @@ ENDINGS = {
     None: None, "stop": None, "eos": None, "eos_token": None, "tool_calls": None, "function_call": None,
     "length": "max_output_tokens", "content_filter": "content_filter",
 }  # fmt: skip
+# The kind of fault of an answer that speaks of calls and holds none: its server's parser dropped them.
+NO_CALLS = "no_calls"
 ENDINGS_WITH_CALLS = ("tool_calls", "function_call")
 UNFINISHED = ("queued", "in_progress")
 BROKEN = ("failed", "cancelled")
@@ -66,15 +67,6 @@ def read_chat(
     return _checked(answer, fault)
 
 
-def reported_model(data: bytes) -> str | None:
-    """The name that a good reply gives its model; None without one."""
-    with suppress(ValueError, RecursionError):
-        raw = parse(data)
-        name = raw.get("model") if isinstance(raw, dict) else None
-        return name if isinstance(name, str) and name else None
-    return None
-
-
 # --- a chat answer -------------------------------------------------------------------------
 
 
@@ -97,7 +89,7 @@ def _chat_message(raw: Json, fault: Callable[[str, str], EndpointFault]) -> tupl
         raise fault("schema", f"gave a message of the role {message['role']!r}")
     calls = _chat_calls(message, fault)
     if reason in ENDINGS_WITH_CALLS and not calls:
-        raise fault("schema", f"says finish_reason {reason!r}, and its message holds no call")
+        raise fault(NO_CALLS, f"says finish_reason {reason!r}, and its message holds no call")
     text, thoughts, refusal = _chat_text(message.get("content"))
     said = [message.get(name) for name in ("reasoning_content", "reasoning")]
     thoughts = next((_plain(thought) for thought in said if _plain(thought)), thoughts)
@@ -179,7 +171,7 @@ def _checked(raw: Json, fault: Callable[[str, str], EndpointFault]) -> Json:
     answer: Json = {
         "id": _text(raw.get("id"), f"resp_{uuid4().hex}"),
         "created_at": time.time(),
-        "model": _text(raw.get("model"), "model"),
+        "model": _text(raw.get("model"), ""),
         "object": "response",
         "output": items,
         # Never read again by the agent, and large: the row's tools would travel with each answer.

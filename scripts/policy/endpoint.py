@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from http.cookiejar import DefaultCookiePolicy
 from threading import Event
-from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -230,13 +229,13 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:EXCERPT]}" if text else type(error).__name__
 
 
-def insist(
-    ask: Callable[[], Body],
+def insist[Answer](
+    ask: Callable[[], Answer],
     tries: int,
     ended: Event,
     seconds: float = math.inf,
-    limited: Callable[[bool], None] = lambda waits: None,
-) -> Body:
+    limited: Callable[[bool], None] = lambda begins: None,
+) -> Answer:
     """Call `ask()` until it answers: `tries` times if another try may help, without end for a rate limit.
 
     Waits as long as the endpoint asks, or longer each time, until `ended` is set; an endpoint that asks for more
@@ -264,17 +263,26 @@ def insist(
                 f"{fault.message}; it asks to wait {pause:.0f} s, longer than the sample has left",
                 status=fault.status,
             )
-        limited(is_limit)
+        if is_limit:
+            limited(True)
         is_over = ended.wait(pause)
-        limited(False)
+        if is_limit:
+            limited(False)
         if is_over:
             raise EndpointFault(fault.kind, f"{fault.message}; the time was up", status=fault.status)
 
 
-def as_policy(endpoint: Endpoint, body: Body, tries: int, ended: Event, **more: Any) -> Body:
+def as_policy(
+    endpoint: Endpoint,
+    body: Body,
+    tries: int,
+    ended: Event,
+    seconds: float = math.inf,
+    limited: Callable[[bool], None] = lambda begins: None,
+) -> Body:
     """The endpoint's answer, for a model API: a fault becomes the ModelError that tells the Gateway whose it is."""
     try:
-        return insist(lambda: endpoint.answer(body), tries, ended, **more)
+        return insist(lambda: endpoint.answer(body), tries, ended, seconds, limited)
     except PolicyFault as fault:
         raise ModelError(400, fault.message, {"x-should-retry": "false"}, code=fault.reason) from None
     except EndpointFault as fault:

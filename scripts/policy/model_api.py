@@ -55,7 +55,7 @@ class Session:
 
     def __init__(self, task: Mapping[str, Any]):
         self.task, self.id = task, secrets.token_urlsafe(32)
-        self.lock, self.ended = threading.Lock(), threading.Event()
+        self.lock, self.ended, self.opened = threading.Lock(), threading.Event(), time.monotonic()
         self.turns, self.branches = 0, 0
         self.prompt: Items | None = None
         self.history: Items = []

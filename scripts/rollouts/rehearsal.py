@@ -38,7 +38,7 @@ from common import terminal
 from common.failure import Failure
 from gateway import launch
 from policy import model_api
-from policy.endpoint import Endpoint
+from policy.endpoint import Endpoint, as_policy
 from rollouts import dump, prompts, samples
 from rollouts.agent_processes import Agents, Stopping
 from rollouts.samples import DumpRecord
@@ -85,7 +85,7 @@ def choose_policy(name: str, timeout_s: float) -> Callable[[model_api.Session, d
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; the policy `endpoint` asks the model there: make ... MODEL_URL=http://...")
     endpoint = Endpoint(settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, timeout_s)
-    return lambda session, body: endpoint.answer(body)
+    return lambda session, body: as_policy(endpoint, body, 1, session.ended)
 
 
 class Rollouts:
