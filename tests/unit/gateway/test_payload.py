@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 
-from gateway.payload import PROTOCOL, ROLLOUT_KEY, ApiError, Registry, parse_json
+from gateway.payload import ROLLOUT_KEY, ApiError, Registry, parse_json
+from gateway.trial_request import PROTOCOL
 from inputs import rows
 
 EXAMPLE = Path(
