@@ -15,12 +15,11 @@ from gateway.client import ClientError
 # Without importing typing, which would cost the session client a tenth of its start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
     from common.settings import Settings
     from gateway.client import Snapshot
-    from inputs.rows import Row
 
     class Session(TypedDict):
         """A session as the trainer names it: its RELAX_* variables without their prefix."""
@@ -52,7 +51,7 @@ def gateway_of(urls: Sequence[str], session_id: str) -> str:
     return urls[int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % len(urls)]
 
 
-def create_payload(settings: Settings, session: Session, task: Row | dict[str, Any]) -> dict[str, Any]:
+def create_payload(settings: Settings, session: Session, task: Mapping[str, Any]) -> dict[str, Any]:
     """The body of POST /v1/trials."""
     return {
         "protocol_version": PROTOCOL,
