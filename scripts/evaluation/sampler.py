@@ -16,7 +16,7 @@ from typing import Any
 
 from common.failure import Failure
 from common.settings import Settings
-from gateway import trial_request
+from gateway import launch, trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
 from inputs import rows
 from inputs.rows import Row
@@ -89,9 +89,8 @@ class Sampler:
         return self._line(index, row, repeat, snapshot, kept, session) | {"seconds": round(time.monotonic() - began, 3)}
 
     def _payload(self, session: Session, row: Row) -> dict[str, Any]:
-        ids = {"SESSION_IO_DIR": secrets.token_hex(16), "SESSION_ID": session.id, "GROUP_ID": str(row["id"])}
-        ids |= {"BASE_URL": self.api.base_url, "ROLLOUT_MODE": "eval"}
-        return trial_request.create_payload(self.settings, ids, row) | {"metadata": {"trajectory": True}}
+        launched = launch.session(secrets.token_hex(16), self.api.base_url, session.id, str(row["id"]), "eval")
+        return trial_request.create_payload(self.settings, launched, row) | {"metadata": {"trajectory": True}}
 
     def _trial(self, gateway: Gateway, payload: dict[str, Any], place: str) -> tuple[Any, dict[str, Any]]:
         """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""
@@ -99,8 +98,8 @@ class Sampler:
         try:
             snapshot = trial.finish()
             kept = {}
-            if snapshot.get("artifact_ref"):
-                kept = gateway.insist(lambda: gateway.exchange("GET", snapshot["artifact_ref"]))
+            if artifact := snapshot.get("artifact_ref"):
+                kept = gateway.insist(lambda: gateway.exchange("GET", artifact))
         except GaveUp as fault:
             if not gateway.answered:
                 raise Failure(f"{gateway.url.geturl()}: {fault}; {KEPT}") from None

@@ -1,30 +1,31 @@
 """The Gateway as a server of NeMo Gym's graph: puts the parts together and runs them in one process.
 
-It is the model server (`policy_model`) that the simple agent calls. NeMo Gym starts it in its
-folder with the graph's configuration in NEMO_GYM_CONFIG_DICT; its variables, and the place of our
-rooms, come from the supervisor's environment. It listens on loopback for callbacks and the trial protocol, and on
-GYM_BIND_HOST for the trial protocol alone. It joins no Ray.
+It is the model server (`policy_model`) that the simple agent calls. NeMo Gym starts it in its folder with the graph's
+configuration in NEMO_GYM_CONFIG_DICT; the supervisor's environment holds its variables and the path of our rooms. It
+listens on loopback for callbacks and the trial protocol, and on GYM_BIND_HOST for the trial protocol alone. It joins
+no Ray.
 """
 
 import asyncio
 import gc
-import json
 import os
 import secrets
 import signal
+from typing import Any
 
 import aiohttp
 import uvloop
 import yaml
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
-from common import settings as variables
+from common.settings import Settings, load
 from gateway import routes
 from gateway.environment import Environment, Pair
 from gateway.http1 import serve
 from gateway.model_calls import ModelCalls
-from gateway.payload import PROTOCOL, VERSION, Registry
+from gateway.payload import VERSION, Registry
 from gateway.store import Store, Unreadable
+from gateway.trial_request import PROTOCOL
 from gateway.trials import Trials
 from servers.tree import fingerprint, installed_tree
 
@@ -32,22 +33,22 @@ from servers.tree import fingerprint, installed_tree
 class Gateway:
     """One process's Gateway, from its configuration to its end."""
 
-    def __init__(self, settings, pairs):
+    def __init__(self, settings: Settings, pairs: list[tuple[str, str]]) -> None:
         """`pairs`: [(agent's URL, resource server's URL)], at least one."""
         self.settings, self.pairs = settings, pairs
         self.epoch = secrets.token_hex(8)
         self.fingerprint = fingerprint(installed_tree())
 
-    async def run(self):
+    async def run(self) -> None:
         await self.startup()
         try:
             await self.serve()
         finally:
             await self.shutdown()
 
-    async def startup(self):
-        # Shorter than servers keep idle connections (5 s is common): a call on one that its peer just
-        # closed would look like a broken one, which is never sent again.
+    async def startup(self) -> None:
+        # Drop idle connections before their servers do (after 5 s, commonly): a call on a connection that its peer
+        # has just closed looks like a broken call, which is never sent again.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         self.http = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout(total=None)
@@ -56,28 +57,29 @@ class Gateway:
         model_calls = ModelCalls(self.http, self.settings, NeMoGymResponse.model_validate)
         self.trials = Trials(self.settings, self.store, model_calls)
         timeout_s, on_lost = self.settings.GATEWAY_CLEANUP_TIMEOUT_S, self.trials.settle_lost
-        self.environment = Environment([Pair(self.http, *urls, timeout_s, on_lost) for urls in self.pairs])
+        pairs = [Pair(self.http, agent, resource, timeout_s, on_lost) for agent, resource in self.pairs]
+        self.environment = Environment(pairs)
         await self.trials.start(self.environment)
         self.watch = asyncio.create_task(self.environment.watch())
-        # What is there now stays; a collection need not look at it again. What comes is JSON, which goes
-        # without a collection: one for each 700 objects of it, the default, is time lost.
+        # What exists now stays: exempt it from collections. What comes later is JSON, which is freed without them:
+        # a collection for each 700 new objects, the default, would be lost time.
         gc.freeze()
         gc.set_threshold(100_000)
 
-    async def serve(self):
+    async def serve(self) -> None:
         """Answer until a signal; then end the trials while their servers still live, and the listeners after them."""
         loop, signalled = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signalled.set)
         listeners = [
             await serve(routes.callbacks(self.trials), ["127.0.0.1"], self.settings.port("callbacks")),
-            await serve(self.public(), self.hosts(), self.settings.port("gateway")),
+            await serve(self._public(), self._hosts(), self.settings.port("gateway")),
         ]
         await signalled.wait()
         await self.trials.stop()
-        await asyncio.gather(*(each.cleanup() for each in listeners))
+        await asyncio.gather(*(listener.cleanup() for listener in listeners))
 
-    def public(self):
+    def _public(self) -> routes.Application:
         registry = Registry(
             self.settings.NEMO_GYM_CALLBACK_ALLOWED_NETWORKS,
             set(self.settings.servers().values()),
@@ -86,12 +88,12 @@ class Gateway:
         )
         return routes.public(self.settings, self.trials, registry, self.health)
 
-    def hosts(self):
+    def _hosts(self) -> list[str]:
         """Where the trial protocol is spoken: the bind host, and loopback unless that covers it."""
         bind_host = self.settings.GYM_BIND_HOST
         return [bind_host] if bind_host in ("0.0.0.0", "::", "127.0.0.1") else [bind_host, "127.0.0.1"]
 
-    def health(self):
+    def health(self) -> dict[str, Any]:
         trials, environment = self.trials, self.environment
         active = len(trials.live)
         return {
@@ -110,20 +112,20 @@ class Gateway:
             "servers": environment.servers(),
         }
 
-    async def shutdown(self):
+    async def shutdown(self) -> None:
         self.watch.cancel()
         await self.http.close()
         self.store.close()
 
 
-def graph_urls(config):
+def graph_urls(config: dict[str, Any]) -> list[tuple[str, str]]:
     """[(agent's URL, its resource server's URL)] of NeMo Gym's configuration."""
 
-    def servers(kind):
-        named = {name: instance.get(kind) for name, instance in config.items() if isinstance(instance, dict)}
-        return {name: next(iter(found.values())) for name, found in named.items() if isinstance(found, dict)}
+    def servers(kind: str) -> dict[str, Any]:
+        kinds = {name: instance.get(kind) for name, instance in config.items() if isinstance(instance, dict)}
+        return {name: next(iter(types.values())) for name, types in kinds.items() if isinstance(types, dict)}
 
-    def url(server):
+    def url(server: dict[str, Any]) -> str:
         return f"http://{server['host']}:{server['port']}"
 
     agents, resources = servers("responses_api_agents"), servers("resources_servers")
@@ -133,11 +135,11 @@ def graph_urls(config):
     return pairs
 
 
-def main():
-    config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or json.dumps({}))
+def main() -> None:
+    config = yaml.safe_load(os.environ.get("NEMO_GYM_CONFIG_DICT") or "{}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        asyncio.run(Gateway(variables.load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
+        asyncio.run(Gateway(load(), graph_urls(config)).run(), loop_factory=uvloop.new_event_loop)
     except Unreadable as fault:
         raise SystemExit(f"Error: {fault}; what it holds would be lost: move it away, then start again") from None
 

@@ -3,14 +3,15 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.recent import Recent
+from gateway.trial import Outcome
 
 LATENCIES_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 
 class Metrics:
-    """What was counted since this Gateway started; the gauges are read when asked for."""
+    """What was counted since this Gateway started; the gauges are set by whoever asks for the text."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.recent = Recent()
         self._ended = Counter("gateway_trials_ended", "Ended trials", ["status", "code"], registry=registry)
@@ -35,26 +36,26 @@ class Metrics:
             )
         }
 
-    def started(self, waited_s):
+    def started(self, waited_s: float) -> None:
         self._queue.observe(waited_s)
         self.recent.started(waited_s)
 
-    def called(self, took_s):
+    def called(self, took_s: float) -> None:
         self._call.observe(took_s)
         self.recent.called(took_s)
 
-    def faulted(self, kind):
+    def faulted(self, kind: str) -> None:
         self._faults.labels(kind).inc()
 
-    def ended(self, outcome, took_s, category):
+    def ended(self, outcome: Outcome, took_s: float, category: object) -> None:
         self._trial.observe(took_s)
         self.recent.ended(outcome, took_s, category)
         self._ended.labels(outcome.status.value, outcome.fault.code if outcome.fault else "").inc()
         if outcome.reward is not None:
             self._rewards.labels(f"{outcome.reward:g}").inc()
 
-    def text(self, **gauges):
-        """Prometheus text (bytes); `gauges` are the present values by name."""
+    def text(self, **gauges: float) -> bytes:
+        """Prometheus text; `gauges` are the present values by name."""
         for name, value in gauges.items():
             self._gauges[name].set(value)
         return generate_latest(self.registry)

@@ -1,13 +1,18 @@
 """One model call of a trial: forwarded to the trainer's model API, its answer made fit for NeMo Gym.
 
-Guarantees: a call that the endpoint may have received is not sent again, only an explicit 429,
-500, 502, 503 or 504 is; no redirect is followed, no cookie kept, no proxy used; one deadline, the
-trial's, lies over everything. A failure says its kind and the endpoint, never a header. It does
-not decide what becomes of the trial: it raises.
+Guarantees:
+- A call that the endpoint may have received is not sent again, unless it answered 429, 500, 502, 503 or 504.
+- No redirect is followed, no cookie kept, no proxy used.
+- One deadline, the trial's, covers everything.
+- A failure names its kind and the endpoint, never a header.
+
+It raises, and leaves it to its caller what becomes of the trial.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -15,11 +20,12 @@ import orjson
 from pydantic import ValidationError
 
 from common.failure import printable
-from gateway.payload import ROLLOUT_KEY
+from common.settings import Settings
+from gateway.payload import ROLLOUT_KEY, Endpoint
 
 RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30
-# Only of the connection: the trial's deadline lies over the rest.
+# Limits the connecting alone: the trial's deadline covers the rest.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
 EXCERPT = 200
 # Room for a message and some reasoning beside each call.
@@ -30,7 +36,7 @@ MAX_TOKENS = 2**40
 class EndpointFault(Exception):
     """The policy's endpoint did not do its part: `kind` for programs, the message for people."""
 
-    def __init__(self, kind, message):
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -40,13 +46,17 @@ class TooManyCalls(Exception):
 
 
 class ModelCalls:
-    """Forwards model calls. `check_answer(dict)` raises ValidationError for what the agent would refuse."""
+    """Forwards model calls. `check_answer` raises ValidationError for what the agent would refuse."""
 
-    def __init__(self, http, settings, check_answer):
+    def __init__(
+        self, http: aiohttp.ClientSession, settings: Settings, check_answer: Callable[[dict[str, Any]], object]
+    ) -> None:
         self.http, self.settings, self.check_answer = http, settings, check_answer
 
-    async def forward(self, endpoint, call_params, body, deadline):
-        """Send one call, `call_params` over its body, and return the answer (dict). `deadline`: loop time.
+    async def forward(
+        self, endpoint: Endpoint, call_params: dict[str, Any], body: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
+        """Send one call, `call_params` over its body, and return the answer. `deadline`: loop time.
 
         Raises EndpointFault, TooManyCalls, or TimeoutError at the deadline.
         """
@@ -57,7 +67,7 @@ class ModelCalls:
         self._check_amount(answer["output"])
         try:
             self.check_answer(answer)
-            orjson.dumps(answer)  # reads deeper than it writes
+            orjson.dumps(answer)  # it parses deeper nesting than it can write
         except orjson.JSONEncodeError as error:
             raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {error}") from None
         except ValidationError as error:
@@ -66,8 +76,8 @@ class ModelCalls:
             raise EndpointFault("schema", f"{endpoint.url} gave no Responses answer: {where}: {first['msg']}") from None
         return answer
 
-    def _check_amount(self, output):
-        """Refuse an answer that would keep the agent and the verifier from everybody else."""
+    def _check_amount(self, output: list[Any]) -> None:
+        """Refuse an answer that would keep the agent and the verifier busy at everybody else's cost."""
         allowed = self.settings.GATEWAY_MAX_CALLS_PER_ANSWER
         calls = sum(isinstance(item, dict) and item.get("type") == "function_call" for item in output)
         if calls > allowed:
@@ -75,16 +85,18 @@ class ModelCalls:
         if len(output) > allowed * ITEMS_PER_CALL:
             raise TooManyCalls(f"{len(output)} items in one answer; {allowed * ITEMS_PER_CALL} allowed")
 
-    async def _insist(self, endpoint, request):
-        """Send until an answer is not one that asks for another try. Returns status and body."""
-        for attempt in range(1, self.settings.GATEWAY_MODEL_TRIES + 1):
+    async def _insist(self, endpoint: Endpoint, request: bytes) -> tuple[int, bytes]:
+        """Send until an answer does not ask for another try. Returns status and body."""
+        attempt = 1
+        while True:
             status, text, retry_after = await self._send(endpoint, request)
             if status not in RETRIED or attempt == self.settings.GATEWAY_MODEL_TRIES:
                 return status, text
             backoff = min(self.settings.GATEWAY_MODEL_BACKOFF_S * 2 ** (attempt - 1), MAX_BACKOFF_S)
             await asyncio.sleep(backoff if retry_after is None else retry_after)
+            attempt += 1
 
-    async def _send(self, endpoint, request):
+    async def _send(self, endpoint: Endpoint, request: bytes) -> tuple[int, bytes, float | None]:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **endpoint.headers}
         try:
             async with self.http.post(
@@ -98,7 +110,7 @@ class ModelCalls:
             reason = f"{endpoint.url} broke off: {type(error).__name__}; the call is not sent again"
             raise EndpointFault("connection_broken", reason) from None
 
-    async def _read(self, endpoint, answer):
+    async def _read(self, endpoint: Endpoint, answer: aiohttp.ClientResponse) -> bytes:
         limit, parts, size = self.settings.GATEWAY_MAX_ANSWER_BYTES, [], 0
         async for part in answer.content.iter_any():
             size += len(part)
@@ -107,50 +119,51 @@ class ModelCalls:
             parts.append(part)
         return b"".join(parts)
 
-    def _parse(self, endpoint, status, text):
-        """The answer's JSON object; raises EndpointFault for whatever else came."""
+    def _parse(self, endpoint: Endpoint, status: int, text: bytes) -> dict[str, Any]:
+        """The answer's JSON object; raises EndpointFault for anything else."""
+
+        def fault(kind: str, what: str) -> EndpointFault:
+            return EndpointFault(kind, f"{endpoint.url} answered {status}{what}{_excerpt(endpoint, text)}")
+
         if status != 200:
-            kind = "redirect" if 300 <= status < 400 else "status"
-            raise EndpointFault(kind, f"{endpoint.url} answered {status}{_excerpt(endpoint, text)}")
+            raise fault("redirect" if 300 <= status < 400 else "status", "")
         try:
             answer = orjson.loads(text)
         except orjson.JSONDecodeError:
-            raise EndpointFault(
-                "not_json", f"{endpoint.url} answered 200 without JSON{_excerpt(endpoint, text)}"
-            ) from None
+            raise fault("not_json", " without JSON") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("output"), list):
             kind = "error_body" if isinstance(answer, dict) and answer.get("error") else "schema"
-            raise EndpointFault(kind, f"{endpoint.url} answered 200 without an output list{_excerpt(endpoint, text)}")
+            raise fault(kind, " without an output list")
         if answer.get("error") or answer.get("status") in ("failed", "cancelled"):
-            raise EndpointFault("error_body", f"{endpoint.url} answered 200 with an error{_excerpt(endpoint, text)}")
+            raise fault("error_body", " with an error")
         return answer
 
 
-def _excerpt(endpoint, text):
-    # Redacted before it is cut: a cut secret would no longer be recognised.
+def _excerpt(endpoint: Endpoint, text: bytes) -> str:
+    # Redact before cutting: a cut secret would no longer be recognised.
     shown = printable(" ".join(endpoint.redact(text.decode(errors="replace")).split())[:EXCERPT])
     return f": {shown}" if shown else ""
 
 
-def _seconds(text):
+def _seconds(text: str | None) -> float | None:
     return float(text) if text and text.isdecimal() and len(text) < 7 else None
 
 
-def outgoing(body, model, call_params):
-    """The call as the endpoint gets it: the rollout id taken out, the row's own metadata kept."""
+def outgoing(body: dict[str, Any], model: str, call_params: dict[str, Any]) -> dict[str, Any]:
+    """The call as the endpoint gets it: the rollout id removed, the row's own metadata kept."""
     sent = {**body, **call_params, "model": model}
     metadata = {key: value for key, value in (body.get("metadata") or {}).items() if key != ROLLOUT_KEY}
     sent.pop("metadata", None)
     return sent | ({"metadata": metadata} if metadata else {})
 
 
-def complete(answer):
-    """Fill in what NeMo Gym's response model wants and the trainer's API may leave out."""
+def complete(answer: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what NeMo Gym's response model needs and the trainer's API may leave out."""
     answer.setdefault("id", f"resp_{uuid4().hex}")
     answer.setdefault("created_at", time.time())
     answer.setdefault("model", "model")
     answer.setdefault("object", "response")
-    # Never read again by the agent, and large: the row's tools would travel with each answer.
+    # The agent never reads them, and they are large: the row's tools would come back with each answer.
     answer["tools"] = []
     answer["tool_choice"] = answer.get("tool_choice") or "auto"
     answer["parallel_tool_calls"] = bool(answer.get("parallel_tool_calls"))
@@ -160,20 +173,21 @@ def complete(answer):
     return answer
 
 
-def _complete_usage(usage):
+def _complete_usage(usage: dict[str, Any]) -> None:
     for name in ("input_tokens", "output_tokens"):
         usage[name] = _count(usage.get(name))
     usage["total_tokens"] = _count(usage.get("total_tokens")) or usage["input_tokens"] + usage["output_tokens"]
     for name, inner in (("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")):
-        details = usage.get(name) if isinstance(usage.get(name), dict) else {}
-        usage[name] = {inner: 0} | {key: value for key, value in details.items() if value is not None}
+        details = usage.get(name)
+        kept = details.items() if isinstance(details, dict) else ()
+        usage[name] = {inner: 0} | {key: value for key, value in kept if value is not None}
 
 
-def _count(value):
+def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
 
 
-def _complete_item(item):
+def _complete_item(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     kind = item.setdefault("type", "message")
@@ -182,7 +196,8 @@ def _complete_item(item):
     if kind == "function_call" and not item.get("call_id"):
         item["call_id"] = item.get("id") or f"call_{uuid4().hex}"
     if kind == "reasoning" and not item.get("summary"):
-        parts = item.get("content") if isinstance(item.get("content"), list) else []
+        content = item.get("content")
+        parts = content if isinstance(content, list) else []
         texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
         item["summary"] = [{"type": "summary_text", "text": text} for text in texts]
     if kind == "message" and isinstance(item.get("content"), list):

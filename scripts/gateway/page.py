@@ -1,14 +1,20 @@
 """The Gateway's page: `/`, which polls `/status.json`, and nothing else.
 
-Both answer GET and HEAD, and change nothing. With a GATEWAY_TOKEN, whoever does not send it sees
-no more than /readyz and /metrics tell: counts, latencies, codes of failures, servers; categories
-and causes, which are the words of clients and endpoints, need the token. Session and request ids
-are not shown to anybody.
+Guarantees:
+- Both answer GET and HEAD, and change nothing.
+- Without the GATEWAY_TOKEN, if there is one, they show what /readyz and /metrics tell: counts, latencies, codes of
+  failures, servers. Categories and causes, which clients and endpoints wrote, need the token.
+- Session and request ids are shown to nobody.
 """
+
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 from aiohttp import web
 
+from common.settings import Settings
+from gateway.trials import Trials
 from pages import inline
 
 HEADERS = {
@@ -18,23 +24,28 @@ HEADERS = {
 }
 
 
-def routes(settings, trusted, trials, health):
+def routes(
+    settings: Settings,
+    trusted: Callable[[web.BaseRequest], bool],
+    trials: Trials,
+    health: Callable[[], dict[str, Any]],
+) -> list[tuple[str, str, Callable[..., Awaitable[web.Response]]]]:
     """[(method, path, handler)] of the two routes; `trusted(request)`: it may see all; `health` as for /readyz."""
     text, policy = inline.load("gateway.html", connect="'self'")
     headers = HEADERS | {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
 
-    async def page(request):
+    async def page(request: web.BaseRequest) -> web.Response:
         return web.Response(text=text, headers=headers, content_type="text/html")
 
-    async def status(request):
-        text = orjson.dumps(shown(settings, trials, health(), trusted(request)))
-        return web.Response(body=text, headers=HEADERS, content_type="application/json")
+    async def status(request: web.BaseRequest) -> web.Response:
+        body = orjson.dumps(shown(settings, trials, health(), trusted(request)))
+        return web.Response(body=body, headers=HEADERS, content_type="application/json")
 
     return [("GET", "/", page), ("GET", "/status.json", status)]
 
 
-def shown(settings, trials, state, details):
-    """What the page shows of the state that /readyz tells, and of the last minutes."""
+def shown(settings: Settings, trials: Trials, state: dict[str, Any], details: bool) -> dict[str, Any]:
+    """What the page shows of /readyz's state, and of the last minutes."""
     queued = trials.queued()
     return {
         "ready": state["ready"],
@@ -46,16 +57,5 @@ def shown(settings, trials, state, details):
         "queue_limit": settings.GATEWAY_QUEUE_LIMIT,
         "ended": state["terminal_trials"],
         "open_sessions": state["open_sessions"],
-        "servers": servers(state["servers"]),
+        "servers": [{"name": name} | server for name, server in state["servers"].items()],
     } | trials.metrics.recent.shown(details)
-
-
-def servers(state):
-    """[{"name", "url", "up"}] of the servers that /readyz tells of, however it groups them."""
-    found = []
-    for name, value in state.items() if isinstance(state, dict) else enumerate(state, 1):
-        if isinstance(value, dict) and "up" in value:
-            found.append({"name": str(name), "url": value.get("url"), "up": bool(value["up"])})
-        elif isinstance(value, (dict, list)):
-            found += [each | {"name": f"{name} {each['name']}"} for each in servers(value)]
-    return found

@@ -1,31 +1,34 @@
 """What a client may ask for: the create payload, checked to the last field, and the errors in one shape.
 
-Guarantees: a payload that passes can be run, sent and stored as it is; one that does not is
-refused with the field's name and never with a value of it, since a value may be a secret. A host name is
-never resolved to decide whether a model address is allowed.
+Guarantees:
+- A payload that passes can be run, sent and stored as it is.
+- One that does not is refused with the field's name and never with its value, which may be a secret.
+- A host name is never resolved to decide whether a model address is allowed.
 """
 
-import hashlib
 import ipaddress
 import re
+import socket
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from gateway.tasks import KnownTasks, tools_param
 from inputs.rows import RowError, check_row, check_values, to_run_request
 
-PROTOCOL = "relax-nemo-gym/v1"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 # Goes up with any change that may alter what a trial sees or earns: results of two versions are not compared.
 VERSION = "1.1"
 ENVIRONMENTS = {("workplace_assistant", "workplace-assistant-v1")}
 INTERRUPT_POLICY = "protected"
 MAX_DEADLINE_S = 1800
-# What is remembered of tasks that passed: a group runs its task many times, and many tasks have the same tools.
-KNOWN_TASKS, KNOWN_TOOLS, KNOWN_TOOLS_BYTES = 8192, 64, 64 << 10
-# Carries the rollout id through the agent to its model calls and back out; no row's own metadata has it.
+# Metadata key that carries the rollout id through the agent to its model calls; no row may have it.
 ROLLOUT_KEY = "relax_nemo_gym_rollout_id"
 HOP_BY_HOP = {
     "connection", "content-length", "content-type", "host", "keep-alive", "proxy-authenticate",
@@ -40,16 +43,18 @@ RESERVED_PARAMS = {"input", "tools", "model", "metadata", "instructions", "strea
 class ApiError(Exception):
     """An answer other than success: HTTP status, code, message, the field it is about, extra headers."""
 
-    def __init__(self, status, code, message, field=None, headers=None):
+    def __init__(
+        self, status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
 
-    def body(self):
+    def body(self) -> dict[str, Any]:
         error = {"code": self.code, "message": self.message}
         return {"error": error | ({"field": self.field} if self.field else {})}
 
 
-def unfit(field, message):
+def unfit(field: str, message: str) -> ApiError:
     return ApiError(422, "invalid_payload", message, field)
 
 
@@ -112,7 +117,7 @@ class Endpoint:
     headers: dict = field(repr=False)
     secrets: tuple = field(repr=False)
 
-    def redact(self, text):
+    def redact(self, text: str) -> str:
         for secret in self.secrets:
             as_json = orjson.dumps(secret)[1:-1].decode()
             text = text.replace(secret, "***").replace(as_json, "***")
@@ -127,13 +132,13 @@ class TrialRequest:
     digest: str
     run_request: dict = field(repr=False)
     endpoint: Endpoint
-    call_params: dict = field(repr=False)  # go into each model call: sampling parameters, and the row's tools if any
+    call_params: dict = field(repr=False)  # for each model call: sampling parameters, and the row's tools if any
     deadline_s: float
     lease_s: float
     keeps_trajectory: bool = False
 
 
-def parse_json(body):
+def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a request body: a JSON object. Raises ApiError 422."""
     try:
         payload = orjson.loads(body)
@@ -144,38 +149,21 @@ def parse_json(body):
     return payload
 
 
-class KnownTasks:
-    """Tasks that passed, by the hash of what was sent: (digest, {"tools"} of their model calls). Bounded in memory."""
-
-    def __init__(self):
-        self._tasks, self._tools = {}, {}
-
-    def get(self, sent):
-        return self._tasks.get(sent)
-
-    def add(self, sent, digest, tools):
-        """Remember a task; `tools`: JSON text of its tools, or None."""
-        if len(tools or b"") <= KNOWN_TOOLS_BYTES:
-            if len(self._tasks) >= KNOWN_TASKS or len(self._tools) >= KNOWN_TOOLS:
-                self._tasks.clear()
-                self._tools.clear()
-            self._tasks[sent] = digest, self._tools.setdefault(tools, tools_param(tools))
-
-
-def tools_param(tools):
-    """The parameter with these tools (JSON text, or None without any) of a model call."""
-    return {} if tools is None else {"tools": orjson.Fragment(tools)}
-
-
 class Registry:
     """What this Gateway runs and from where: turns payloads into TrialRequests."""
 
-    def __init__(self, networks, own_ports, check_params, salt):
-        """`check_params(dict)` gives NeMo Gym's model of the parameters, or raises pydantic's ValidationError."""
-        self.networks, self.own_ports, self.check_params, self.salt = networks, own_ports, check_params, salt
-        self._known = KnownTasks()
+    def __init__(
+        self,
+        networks: Collection[Network],
+        own_ports: Collection[int],
+        check_params: Callable[[Mapping[str, Any]], BaseModel],
+        salt: bytes,
+    ) -> None:
+        """`check_params` gives NeMo Gym's model of the parameters, or raises pydantic's ValidationError."""
+        self.networks, self.own_ports, self.check_params = networks, own_ports, check_params
+        self._tasks = KnownTasks(salt)
 
-    def request(self, payload, from_loopback):
+    def request(self, payload: dict[str, Any], from_loopback: bool) -> TrialRequest:
         """Check a payload. Raises ApiError 422 (shape) or 400 (not registered, not allowed)."""
         try:
             check_values({key: value for key, value in payload.items() if key != "environment"})
@@ -183,7 +171,7 @@ class Registry:
         except RowError as error:
             raise unfit(error.key, error.message) from None
         except ValidationError as error:
-            raise unfit(*_first(error)) from None
+            raise unfit(*_first_fault(error)) from None
         self._check_registered(create)
         endpoint = self._endpoint(create, from_loopback)
         run_request, task_digest, tools = self._run_request(create)
@@ -199,20 +187,13 @@ class Registry:
             keeps_trajectory=create.metadata.get("trajectory") is True,
         )
 
-    def _hash(self, text):
-        return hashlib.blake2b(text, key=self.salt, digest_size=32).digest()
-
-    def _digest(self, tree, field):
-        """The hash by which a repeated object is known: `30` and `30.0` are the same, key order is none."""
+    def _digest(self, tree: dict[str, Any], field: str) -> bytes:
         try:
-            text = orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
-            if b".0" in text:  # only then can it hold a whole number as a float
-                text = orjson.dumps(_whole_numbers(tree), option=orjson.OPT_SORT_KEYS)
+            return self._tasks.digest(tree)
         except orjson.JSONEncodeError:
             raise unfit(field, "is nested too deep") from None
-        return self._hash(text)
 
-    def _check_registered(self, create):
+    def _check_registered(self, create: CreatePayload) -> None:
         wanted = create.environment
         if (wanted.name, wanted.config) not in ENVIRONMENTS:
             known = ", ".join(f"{name}/{config}" for name, config in sorted(ENVIRONMENTS))
@@ -223,11 +204,11 @@ class Registry:
             if getattr(create, name) > MAX_DEADLINE_S:
                 raise ApiError(400, "deadline_not_allowed", f"at most {MAX_DEADLINE_S} s", name)
 
-    def _run_request(self, create):
+    def _run_request(self, create: CreatePayload) -> tuple[dict[str, Any], bytes, dict[str, Any]]:
         """The raw row to run, overrides applied, the digest of the task as it was given, and {"tools"} of its calls."""
         task, overrides = create.environment.task, create.generation.responses_create_params
-        sent = self._sent(task)
-        known = self._known.get(sent)
+        key = self._tasks.key(task)
+        known = self._tasks.get(key)
         row = self._row(task, checked=known is not None)
         if known and not overrides:
             return row, *known
@@ -236,23 +217,17 @@ class Registry:
             row, tools = self._overridden(row, overrides)
         else:
             tools = self._checked_tools(row["responses_create_params"])
-            self._known.add(sent, digest, tools)
+            self._tasks.add(key, digest, tools)
         return row, digest, tools_param(tools)
 
-    def _sent(self, task):
-        """The hash of a task as it came: a policy is shown its tools in their own order of keys."""
+    def _row(self, task: dict[str, Any], checked: bool) -> dict[str, Any]:
         try:
-            return self._hash(orjson.dumps(task))
-        except orjson.JSONEncodeError:
-            return None  # the checks say what is wrong with it
-
-    def _row(self, task, checked):
-        try:
-            return to_run_request(task, checked)
+            row: Any = to_run_request(task, checked)
         except RowError as error:
-            raise unfit(_task_field(error.key), error.message) from None
+            raise unfit(".".join(filter(None, ("environment.task", error.key))), error.message) from None
+        return row
 
-    def _overridden(self, row, overrides):
+    def _overridden(self, row: dict[str, Any], overrides: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
         params = row["responses_create_params"] | overrides
         tools = self._checked_tools(params, overrides)
         try:
@@ -261,12 +236,12 @@ class Registry:
             raise unfit(f"generation.{error.key}", error.message) from None
         return row | {"responses_create_params": params}, tools
 
-    def _checked_tools(self, params, overrides=()):
+    def _checked_tools(self, params: dict[str, Any], overrides: Collection[str] = ()) -> bytes | None:
         """Have NeMo Gym check parameters: JSON text of their tools as it writes them, or None. Raises ApiError 422."""
         try:
             checked = self.check_params(params)
         except ValidationError as error:
-            field, message = _first(error)
+            field, message = _first_fault(error)
             raise unfit(_param_field(field, overrides), message) from None
         if ROLLOUT_KEY in (params.get("metadata") or {}):
             raise unfit(_param_field("metadata", overrides), f"{ROLLOUT_KEY} is the Gateway's own")
@@ -274,7 +249,7 @@ class Registry:
             return None
         return orjson.dumps(checked.model_dump(include={"tools"}, exclude_unset=True)["tools"])
 
-    def _endpoint(self, create, from_loopback):
+    def _endpoint(self, create: CreatePayload, from_loopback: bool) -> Endpoint:
         wanted = create.model_endpoint
         url = self._allowed_url(wanted.base_url, from_loopback)
         key = wanted.api_key or create.session.session_id
@@ -286,7 +261,7 @@ class Registry:
         secrets = {key, create.session.session_id, *wanted.headers.values()} - {""}
         return Endpoint(url, wanted.model, headers, tuple(sorted(secrets, key=len, reverse=True)))
 
-    def _allowed_url(self, text, from_loopback):
+    def _allowed_url(self, text: str, from_loopback: bool) -> str:
         """The model API's URL, rebuilt from its checked parts. Raises ApiError 400."""
         try:
             if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
@@ -298,48 +273,42 @@ class Registry:
                 raise ValueError("holds user info, a query or a fragment")
             address, port = _address(parts.hostname), _port(parts)
         except ValueError as error:
-            raise ApiError(400, "callback_not_allowed", f"the address {error}", "model_endpoint.base_url") from None
+            raise _not_allowed(f"the address {error}") from None
         self._check_network(address, port, from_loopback)
         host = f"[{address}]" if address.version == 6 else str(address)
         return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/v1/responses"
 
-    def _check_network(self, address, port, from_loopback):
-        if port in self.own_ports and (address.is_loopback or self._is_own(address)):
-            raise ApiError(400, "callback_not_allowed", "the address is the graph's own", "model_endpoint.base_url")
-        if address.is_loopback:
-            allowed = from_loopback or any(address in network for network in self.networks)
-        else:
-            allowed = any(address in network for network in self.networks)
-        if not allowed:
-            raise ApiError(
-                400,
-                "callback_not_allowed",
-                f"{address} lies in none of NEMO_GYM_CALLBACK_ALLOWED_NETWORKS",
-                "model_endpoint.base_url",
-            )
-
-    def _is_own(self, address):
-        """Whether a local socket can take this address, which only this machine's own can."""
-        import socket
-
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind((str(address), 0))
-            except OSError:
-                return False
-        return True
+    def _check_network(self, address: Address, port: int, from_loopback: bool) -> None:
+        if port in self.own_ports and (address.is_loopback or _is_own(address)):
+            raise _not_allowed("the address is the graph's own")
+        if not (from_loopback and address.is_loopback) and not any(address in network for network in self.networks):
+            raise _not_allowed(f"{address} lies in none of NEMO_GYM_CALLBACK_ALLOWED_NETWORKS")
 
 
-def _split(text):
-    # The messages of the library would show parts of the address.
+def _not_allowed(message: str) -> ApiError:
+    return ApiError(400, "callback_not_allowed", message, "model_endpoint.base_url")
+
+
+def _is_own(address: Address) -> bool:
+    """Whether the address is this machine's: only those can be bound."""
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(address), 0))
+        except OSError:
+            return False
+    return True
+
+
+def _split(text: str) -> SplitResult:
+    # The library's own message would show parts of the address.
     try:
         return urlsplit(text)
     except ValueError:
         raise ValueError("has a host that is no IP address literal") from None
 
 
-def _port(parts):
+def _port(parts: SplitResult) -> int:
     try:
         port = {"http": 80, "https": 443}[parts.scheme] if parts.port is None else parts.port
     except ValueError:
@@ -349,8 +318,8 @@ def _port(parts):
     return port
 
 
-def _address(host):
-    """IP address of a literal host; an IPv4 address in IPv6 clothes is the IPv4 address."""
+def _address(host: str | None) -> Address:
+    """IP address of a literal host; an IPv4-mapped IPv6 address gives the IPv4 address."""
     if not host or "%" in host:
         raise ValueError("has no usable host")
     try:
@@ -360,7 +329,7 @@ def _address(host):
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _extra_headers(wanted):
+def _extra_headers(wanted: ModelEndpoint) -> dict[str, str]:
     for name, value in wanted.headers.items():
         if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
             raise unfit("model_endpoint.headers", "holds a name or value that cannot stand in a header")
@@ -369,42 +338,19 @@ def _extra_headers(wanted):
     return dict(wanted.headers)
 
 
-def _sampling_params(params):
+def _sampling_params(params: dict[str, Any]) -> dict[str, Any]:
     if taken := RESERVED_PARAMS & params.keys():
         raise unfit(f"generation.sampling_params.{min(taken)}", "is not a sampling parameter")
     return params
 
 
-def _task_field(key):
-    return f"environment.task.{key}" if key else "environment.task"
-
-
-def _param_field(key, overrides):
-    """Where a parameter was given: over the task's, or in it."""
+def _param_field(key: str, overrides: Collection[str]) -> str:
+    """The field in which a parameter was given: the generation's, or the task's."""
     place = "generation" if key.partition(".")[0] in overrides else "environment.task"
     return f"{place}.responses_create_params.{key}"
 
 
-def _first(error):
+def _first_fault(error: ValidationError) -> tuple[str, str]:
     """Field and message of a ValidationError's first entry, without the value."""
     entry = error.errors(include_input=False, include_url=False, include_context=False)[0]
     return ".".join(str(part) for part in entry["loc"])[:200] or "(body)", entry["msg"][:200]
-
-
-def _whole_numbers(tree):
-    """The object or list with whole floats as integers; itself where it holds none, which is most of it."""
-    changed = {}
-    for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        if isinstance(item, str):
-            continue
-        if isinstance(item, (dict, list)):
-            other = _whole_numbers(item)
-        elif isinstance(item, float) and item.is_integer() and abs(item) < 2**53:
-            other = int(item)
-        else:
-            continue
-        if other is not item:
-            changed[key] = other
-    if not changed:
-        return tree
-    return tree | changed if isinstance(tree, dict) else [changed.get(n, item) for n, item in enumerate(tree)]

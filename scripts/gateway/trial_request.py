@@ -15,18 +15,11 @@ from gateway.client import ClientError
 # Without importing typing, which would cost the session client a tenth of its start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
-    class Snapshot(TypedDict):
-        """What the Gateway says of a trial: `status` one of queued, running, completed, truncated, aborted, failed."""
-
-        protocol_version: str
-        request_id: str
-        status: str
-        reward: float | None
-        metrics: dict[str, Any]
-        artifact_ref: str | None
-        error: dict[str, Any] | None
+    from common.settings import Settings
+    from gateway.client import Snapshot
 
     class Session(TypedDict):
         """A session as the trainer names it: its RELAX_* variables without their prefix."""
@@ -47,18 +40,18 @@ NAMES = ["GYM_HOST", "GYM_BASE_PORT", "GATEWAY_TOKEN", *names_of("Session client
 ATTEMPT = 1
 
 
-def request_id(session):
+def request_id(session: Session) -> str:
     """Stable for one launch, new for the next; does not reveal the session id."""
     launch = "\0".join((session["SESSION_IO_DIR"], session["SESSION_ID"], str(ATTEMPT)))
     return "relax-" + hashlib.sha256(launch.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def gateway_of(urls, session_id):
-    """The Gateway of a session: the same each time it is asked, and about as many sessions for each."""
+def gateway_of(urls: Sequence[str], session_id: str) -> str:
+    """The Gateway of a session: always the same for one session, and about as many sessions for each Gateway."""
     return urls[int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:8], "big") % len(urls)]
 
 
-def create_payload(settings, session, task):
+def create_payload(settings: Settings, session: Session, task: Mapping[str, Any]) -> dict[str, Any]:
     """The body of POST /v1/trials."""
     return {
         "protocol_version": PROTOCOL,
@@ -83,7 +76,7 @@ def create_payload(settings, session, task):
     }
 
 
-def result_of(snapshot, trial_id):
+def result_of(snapshot: Snapshot, trial_id: str) -> dict[str, Any]:
     """What the trainer reads. Raises ClientError when the trial ended without a reward."""
     status, reward, error = snapshot["status"], snapshot.get("reward"), snapshot.get("error")
     number = isinstance(reward, (int, float)) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
@@ -91,5 +84,5 @@ def result_of(snapshot, trial_id):
         error = error if isinstance(error, dict) else {}
         cause = "".join(f", {key} {error[key]}" for key in ("type", "cause") if error.get(key))
         raise ClientError(f"trial {trial_id} ended {status} without a reward: {error.get('code')}{cause}")
-    kept = {"request_id": trial_id, "status": status, "metrics": snapshot.get("metrics"), "error": error}
-    return {"reward": reward, "metadata": {"nemo_gym": kept}}
+    trial = {"request_id": trial_id, "status": status, "metrics": snapshot.get("metrics"), "error": error}
+    return {"reward": reward, "metadata": {"nemo_gym": trial}}

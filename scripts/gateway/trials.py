@@ -1,11 +1,16 @@
 """The trials this Gateway runs: admission, queue, leases and deadlines, the race for the end, clean-up.
 
-Each live trial has one task that owns it from admission to its terminal state. Whatever else may
-end a trial (abort, lease, deadline, a lost server, a fault of its model calls) only calls `settle`,
-which cancels what the trial does, and so wakes that task; the first outcome wins. Invariants: a
-trial takes a slot before the agent hears of it and gives it back after its state is proved gone;
-the endpoint's credentials leave memory with the live trial; ended trials live in the store alone.
+Each live trial has one task that owns it from admission to its terminal state. Whatever else may end a trial (abort,
+lease, deadline, a lost server, a fault of its model calls) only calls `settle`, which cancels what the trial does and
+so wakes that task; the first outcome wins.
+
+Guarantees:
+- A trial takes a slot before the agent hears of it, and gives it back after its state is proved gone.
+- The endpoint's credentials leave memory with the live trial.
+- Ended trials live in the store alone.
 """
+
+from __future__ import annotations
 
 import asyncio
 import copy
@@ -14,58 +19,69 @@ import secrets
 import sqlite3
 import time
 import traceback
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from gateway.environment import Unreached
+from common.settings import Settings
+from gateway.environment import Environment, Pair, Unreached
 from gateway.metrics import Metrics
-from gateway.model_calls import EndpointFault, TooManyCalls
-from gateway.payload import ApiError
+from gateway.model_calls import EndpointFault, ModelCalls, TooManyCalls
+from gateway.payload import ApiError, TrialRequest
+from gateway.store import Store
 from gateway.trial import Fault, Outcome, Status, Trial, aborted, failed
 
+if TYPE_CHECKING:
+    from gateway.trial_request import Snapshot
+
 TICK_S = 0.2
-# Beyond this age of the last tick the janitor is not healthy.
+# The janitor counts as dead if its last tick is older.
 TICK_LATE_S = 5
 RETENTION_EVERY_S = 10
-# Spread, since those who are refused at one moment would come back at one.
+# A range, so that a crowd refused at one moment does not come back at one moment.
 RETRY_AFTER_S = (2, 10)
+_NO_ITEMS = {"tool_calls": 0, "tool_outputs": 0, "assistant_messages": 0, "model_output_items": 0}
 
 
 class Live:
-    """A trial that has not ended: its state, what it runs, and the event that wakes its task."""
+    """A trial that has not ended: its state, what it runs, and the events that others wait for."""
 
-    def __init__(self, request, now, created):
+    def __init__(self, request: TrialRequest, now: float, created: float) -> None:
         self.request, self.created = request, created
         self.trial = Trial(request.request_id, now, request.deadline_s, request.lease_s)
         self.rollout_id = secrets.token_hex(16)
         self.stored, self.settled, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.tasks = set()  # that its end cancels
+        self.tasks: set[asyncio.Task] = set()  # cancelled by its end
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
-        self.prompt_items, self.history = None, None
-        self.pair = None  # that runs it, from its start to its end
-        self.begins = None  # the pair, while the rollout is on its way to its first model call
+        self.prompt_items: int | None = None
+        self.history: list[Any] | None = None
+        self.pair: Pair | None = None  # runs it, from its start to its end
+        self.begins: Pair | None = None  # the pair, until the rollout's first model call
 
-    def place(self, pair):
+    def place(self, pair: Pair | None) -> None:
         """Give the trial to a pair, or to none."""
         self.has_begun()
-        for one, change in ((self.pair, -1), (pair, 1)):
-            if one:
-                one.trials += change
+        if self.pair:
+            self.pair.trials -= 1
+        if pair:
+            pair.trials += 1
         self.pair = pair
 
-    def has_begun(self):
-        """Its turn among those that begin is another's."""
+    def has_begun(self) -> None:
+        """Give the start slot back: this rollout has reached its first model call."""
         if self.begins:
             self.begins.starts.release()
             self.begins = None
 
-    def settle(self, outcome):
+    def settle(self, outcome: Outcome) -> None:
         if self.trial.settle(outcome):
             self.settled.set()
             for task in self.tasks:
                 task.cancel()
 
-    async def result_of(self, work):
-        """What comes of the coroutine, its exception included; CancelledError once something else settles the trial."""
+    async def result_of(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What the coroutine returns or raises; CancelledError once something else settles the trial."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -73,97 +89,104 @@ class Live:
             task.cancel()
         return (await asyncio.gather(task, return_exceptions=True))[0]
 
-    def note(self, body, answer=None):
-        """Remember what a model call was sent and what it answered, where the trial asked for its trajectory."""
+    def note(self, body: dict[str, Any], answer: dict[str, Any] | None = None) -> None:
+        """Remember what a model call was sent and what it answered, if the trial asked for its trajectory."""
         if self.request.keeps_trajectory:
             sent = body["input"]
             self.prompt_items = len(sent) if self.prompt_items is None else self.prompt_items
             self.history = [*sent, *answer["output"]] if answer else sent
 
-    def trajectory(self):
-        """The prompt and all items after it: the agent's, or of a trial without a verdict the model calls'. Or None."""
+    def trajectory(self) -> dict[str, Any] | None:
+        """The prompt and all items after it: the agent's, or without a verdict the model calls'. None if not kept."""
         if not self.request.keeps_trajectory or self.history is None:
             return None
-        output = self.trial.outcome.output
-        output = self.history[self.prompt_items :] if output is None else output
+        outcome = self.trial.outcome
+        output = self.history[self.prompt_items :] if outcome is None or outcome.output is None else outcome.output
         return {"input": self.history[: self.prompt_items], "output": output}
 
-    def counts(self):
+    def counts(self) -> dict[str, int]:
         return {"model_calls": self.callbacks} | {name: count for name, count in self.tokens.items() if count}
 
 
 class Trials:
     """All trials. Call `start` once inside the loop, `stop` at the end."""
 
-    def __init__(self, settings, store, model_calls, clock=None):
+    environment: Environment  # set by `start`: each needs the other
+
+    def __init__(
+        self, settings: Settings, store: Store, model_calls: ModelCalls, clock: Callable[[], float] | None = None
+    ) -> None:
         self.settings, self.store, self.model_calls = settings, store, model_calls
-        self.environment = None  # set by `start`: each knows the other
         self.clock = clock or asyncio.get_running_loop().time
         self._epoch = time.time() - self.clock()
-        self.live, self._by_rollout, self._tasks = {}, {}, set()
+        self.live: dict[str, Live] = {}
+        self._by_rollout: dict[str, Live] = {}
+        self._tasks: set[asyncio.Task] = set()
         self._slots = asyncio.Semaphore(settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY)
         self.metrics = Metrics()
         self.ended_count, self._last_tick, self.stopping = 0, self.clock(), False
-        self._unsaved = {}  # request id -> (snapshot, end, trajectory) that the store would not take yet
+        # request id -> (snapshot, end, trajectory) that the store has not taken yet
+        self._unsaved: dict[str, tuple[Snapshot, float, dict[str, Any] | None]] = {}
 
     # --- life cycle ------------------------------------------------------------------------
 
-    async def start(self, environment):
+    async def start(self, environment: Environment) -> None:
         self.environment = environment
         for request_id, rollout_id in await self.store.unfinished():
             snapshot = self._interrupted(request_id)
             await self.store.finish(request_id, snapshot, self.wall())
-            for pair in environment.pairs:  # which one ran it went with the former Gateway
+            for pair in environment.pairs:  # the former Gateway alone knew which of them ran it
                 self._spawn(self._clean_orphan(pair, rollout_id))
         self.ended_count = await self.store.count()
         self._spawn(self._janitor())
 
-    def _interrupted(self, request_id):
+    def _interrupted(self, request_id: str) -> Snapshot:
         trial = Trial(request_id, 0, 0, 0)
         trial.settle(failed("gateway_restarted", None, "the Gateway ended while the trial ran"))
         trial.release()
         return trial.snapshot()
 
-    async def _clean_orphan(self, pair, rollout_id):
-        """Until it is done: a trial that ended without proof, or with a former Gateway, must leave no state."""
+    async def _clean_orphan(self, pair: Pair, rollout_id: str) -> None:
+        """Clean up until it is proved: after an end without proof, or with a former Gateway, no state may be left."""
         await pair.ready.wait()
         while await pair.clean(rollout_id, asked_first=True):
             await asyncio.sleep(1)
 
-    async def stop(self):
+    async def stop(self) -> None:
         """End every live trial with `service_shutdown`, clean-up included."""
         self.stopping = True
-        waiting = [live.ended.wait() for live in self.live.values()]
-        self.settle_all(failed("service_shutdown"))
-        await asyncio.gather(*waiting)
+        ending = list(self.live.values())
+        for live in ending:
+            live.settle(failed("service_shutdown"))
+        await asyncio.gather(*(live.ended.wait() for live in ending))
         for task in list(self._tasks):
             task.cancel()
 
-    def _spawn(self, work):
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # --- what clients ask for --------------------------------------------------------------
 
-    async def admit(self, request_id):
-        """Raise ApiError 429 for a trial that is not known while the queue is full: before its payload costs anything.
+    async def admit(self, request_id: str) -> None:
+        """Raise ApiError 429 for an unknown trial while the queue is full, before its payload is checked.
 
-        A crowd that is refused and comes back would keep the Gateway from all else otherwise.
+        Otherwise a refused crowd that comes back would keep the Gateway busy with its payloads.
         """
         if self._is_full() and request_id not in self.live and await self._find(request_id) is None:
             raise self._queue_full()
 
-    def _is_full(self):
+    def _is_full(self) -> bool:
         return len(self.live) >= self.settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY + self.settings.GATEWAY_QUEUE_LIMIT
 
-    def _queue_full(self):
+    def _queue_full(self) -> ApiError:
         retry_after = str(random.randint(*RETRY_AFTER_S))
         return ApiError(429, "queue_full", "the queue is full", headers={"Retry-After": retry_after})
 
-    async def create(self, request):
+    async def create(self, request: TrialRequest) -> Snapshot:
         """Take a trial, or find it taken. Returns its snapshot. Raises ApiError 409, 429 or 503."""
-        # Else its insertion tells whether the store knows it.
+        # Otherwise the INSERT itself tells whether the id is taken.
         ask_first = request.request_id in self.live or self.stopping or self._is_full()
         if ask_first and (known := await self._known(request)):
             return known
@@ -189,55 +212,53 @@ class Trials:
         self._spawn(self._own(live))
         return live.trial.snapshot()
 
-    async def _live(self, request_id):
-        """The trial, if it has not ended: what is being taken may prove to have, once the store is asked."""
+    async def _live(self, request_id: str) -> Live | None:
+        """The trial, if it has not ended; waits for a trial that is being inserted, which may prove to have ended."""
         while (live := self.live.get(request_id)) and not live.stored.is_set():
             await live.stored.wait()
         return live
 
-    async def _known(self, request):
+    async def _known(self, request: TrialRequest) -> Snapshot | None:
+        """The snapshot of the trial with this id, if there is one. Raises ApiError 409 if its payload differs."""
         if live := await self._live(request.request_id):
             digest, snapshot = live.request.digest, live.trial.snapshot()
-        elif (found := await self._find(request.request_id)) is None:
-            # A twin may have been admitted while the store was asked.
-            if request.request_id not in self.live:
-                return None
+        elif record := await self._find(request.request_id):
+            digest, snapshot = record
+        elif request.request_id in self.live:  # a twin was admitted while the store was asked
             return await self._known(request)
         else:
-            digest, snapshot = found
+            return None
         if digest != request.digest:
             raise ApiError(409, "payload_differs", "this request_id was used with another payload", "request_id")
         return snapshot
 
-    async def _find(self, request_id):
+    async def _find(self, request_id: str) -> tuple[str, Snapshot] | None:
         """(digest, snapshot) of an ended trial, or None."""
         try:
-            found = await self.store.find(request_id)
+            record = await self.store.find(request_id)
         except sqlite3.Error as error:
             raise ApiError(503, "store_unavailable", f"the trial store cannot be read: {error}") from None
-        if found is None:
+        if record is None:
             return None
-        snapshot = self._unsaved[request_id][0] if request_id in self._unsaved else found[1]
-        return (found[0], snapshot) if snapshot else None
+        snapshot = self._unsaved[request_id][0] if request_id in self._unsaved else record[1]
+        return (record[0], snapshot) if snapshot else None
 
-    async def show(self, request_id, wait_s=0):
+    async def show(self, request_id: str, wait_s: float = 0) -> Snapshot:
         """Snapshot, at the terminal state or after `wait_s`. Raises ApiError 404."""
         live = await self._live(request_id)
         if live and wait_s:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await live.ended.wait()
-            except TimeoutError:
-                return live.trial.snapshot()
         if live:
             return live.trial.snapshot()
-        found = await self._find(request_id)
-        if found is None:
+        record = await self._find(request_id)
+        if record is None:
             raise ApiError(404, "trial_unknown", "no trial by this id; it may have been dropped after its retention")
-        return found[1]
+        return record[1]
 
-    async def trajectory(self, request_id):
-        """What a trial's policy said and what its tools answered. Raises ApiError 404 where none was kept."""
+    async def trajectory(self, request_id: str) -> dict[str, Any]:
+        """What a trial's model and tools answered. Raises ApiError 404 if it was not kept."""
         snapshot = await self.show(request_id)
         try:
             kept = self._unsaved.get(request_id, (None,))[-1] or await self.store.trajectory(request_id)
@@ -249,20 +270,20 @@ class Trials:
         shown = {name: snapshot[name] for name in ("request_id", "status", "reward", "metrics", "error")}
         return shown | kept
 
-    async def renew(self, request_id):
+    async def renew(self, request_id: str) -> None:
         if live := await self._live(request_id):
             live.trial.renew(self.clock())
         else:
             await self.show(request_id)
 
-    async def abort(self, request_id):
+    async def abort(self, request_id: str) -> Snapshot:
         if live := await self._live(request_id):
             live.settle(aborted())
         return await self.show(request_id)
 
     # --- one trial -------------------------------------------------------------------------
 
-    async def _own(self, live):
+    async def _own(self, live: Live) -> None:
         """The trial's one task: run it until something settles it, clean up, make it terminal."""
         result = await live.result_of(self._run(live))
         if not live.trial.settled:
@@ -274,45 +295,46 @@ class Trials:
             if live.reached_environment:
                 self._slots.release()
 
-    async def _run(self, live):
-        """Wait for a slot and ready servers, then have the agent run the trial. Returns its Outcome."""
+    async def _run(self, live: Live) -> Outcome:
+        """Wait for a slot and ready servers, then have the agent run the trial."""
         await self._slots.acquire()
-        # From here on `_own` gives the slot back, also if this task is cancelled at its next step.
+        # From here on `_own` gives the slot back, even if this task is cancelled at its next step.
         live.reached_environment = True
-        await self._place(live)
+        pair = await self._place(live)
         if not live.trial.start():
             return aborted()
         self.metrics.started(self.wall() - live.created)
         while True:
             try:
-                return await live.pair.run(live.rollout_id, live.request.run_request)
+                return await pair.run(live.rollout_id, live.request.run_request)
             except Unreached:
-                await self._place(live)
+                pair = await self._place(live)
 
-    async def _place(self, live):
-        """Give the trial to a ready pair at which it is its turn to begin."""
-        live.place(None)
-        while live.pair is None:
-            live.place(await self.environment.choose())
-            await live.pair.starts.acquire()
-            live.begins = live.pair
-            if not live.pair.ready.is_set():
-                live.place(None)
+    async def _place(self, live: Live) -> Pair:
+        """Give the trial to a ready pair once that has a start slot."""
+        while True:
+            live.place(None)
+            pair = await self.environment.choose()
+            live.place(pair)
+            await pair.starts.acquire()
+            live.begins = pair
+            if pair.ready.is_set():
+                return pair
 
-    async def _clean(self, live):
-        """Prove the trial's state gone: None, or the Fault. Whatever goes wrong here must not keep a trial live."""
+    async def _clean(self, live: Live) -> Fault | None:
+        """Prove the trial's state gone: None, or the Fault. No exception may keep a trial live."""
         try:
             return await self._prove_clean(live)
         except Exception as error:
             traceback.print_exc()
             return Fault("cleanup_failed", type(error).__name__, "a fault of the Gateway; its log tells more")
 
-    async def _prove_clean(self, live):
+    async def _prove_clean(self, live: Live) -> Fault | None:
         outcome = live.trial.outcome
-        if live.trial.status is Status.QUEUED or live.pair is None:
+        if live.trial.status is Status.QUEUED or live.pair is None or outcome is None:
             return None
         if outcome.fault and outcome.fault.type == "resource_server_lost":
-            # The state went with the process, but the agent may yet seed the next one.
+            # The state is gone with the process, but the agent may still seed the next process.
             self._spawn(self._clean_orphan(live.pair, live.rollout_id))
             return None
         unclean = await live.pair.clean(live.rollout_id, asked_first=outcome.status is not Status.COMPLETED)
@@ -320,11 +342,12 @@ class Trials:
             self._spawn(self._clean_orphan(live.pair, live.rollout_id))
         return unclean
 
-    async def _end(self, live, unclean):
-        # Shown only once it is saved: an end that somebody saw must survive a kill.
+    async def _end(self, live: Live, unclean: Fault | None) -> None:
+        # Release a copy, and show it once it is saved: an end that somebody has seen must survive a kill.
         trial, trajectory = copy.copy(live.trial), live.trajectory()
         trial.release(unclean)
         trial.artifact_ref = f"/v1/trials/{trial.request_id}/trajectory" if trajectory else None
+        assert trial.outcome is not None
         if trial.outcome.reward is not None:
             trial.outcome.metrics.update(live.counts())
         snapshot, ended = trial.snapshot(), self.wall()
@@ -334,11 +357,12 @@ class Trials:
         self.metrics.ended(trial.outcome, ended - live.created, live.request.run_request.get("category"))
         self._by_rollout.pop(live.rollout_id, None)
         del self.live[live.request.request_id]
-        live.trial, live.request = trial, None
+        live.trial = trial
+        del live.request  # and the credentials in it
         live.ended.set()
 
-    async def _save(self, request_id):
-        if request_id not in self._unsaved:  # the trial's own task saved it while the janitor went round
+    async def _save(self, request_id: str) -> None:
+        if request_id not in self._unsaved:  # the trial's own task saved it while the janitor saved others
             return
         snapshot, ended, trajectory = self._unsaved[request_id]
         try:
@@ -346,13 +370,13 @@ class Trials:
                 await self.store.keep_trajectory(request_id, trajectory)
             await self.store.finish(request_id, snapshot, ended)
         except sqlite3.Error:
-            return  # kept in memory; the janitor tries again
+            return  # it stays in memory until the janitor tries again
         self._unsaved.pop(request_id, None)
 
     # --- model calls of the agent ----------------------------------------------------------
 
-    async def model_call(self, rollout_id, body):
-        """Forward a model call of a live rollout; its answer. Raises ApiError 410 once the rollout ended."""
+    async def model_call(self, rollout_id: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Forward a model call of a live rollout; its answer. Raises ApiError 410 once the rollout has ended."""
         live = self._by_rollout.get(rollout_id)
         if live is None or live.trial.settled or live.trial.status is not Status.RUNNING:
             raise ApiError(410, "rollout_ended", "this rollout has ended")
@@ -367,8 +391,8 @@ class Trials:
             raise answer
         return answer
 
-    async def _forward(self, live, body):
-        """One forwarded call; a fault settles the trial, by whose fault it is."""
+    async def _forward(self, live: Live, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Forward a call; a fault settles the trial: truncated if the policy's, failed if the endpoint's."""
         request = live.request
         live.note(body)
         try:
@@ -389,18 +413,18 @@ class Trials:
 
     # --- time ------------------------------------------------------------------------------
 
-    def wall(self):
-        """Seconds since the epoch; the machine's clock may jump, and must not age a result out of the store."""
+    def wall(self) -> float:
+        """Seconds since the epoch, without the jumps of the machine's clock, which could make results look old."""
         return self._epoch + self.clock()
 
-    async def _janitor(self):
-        """Ends what is due, drops what is old, saves what could not be saved."""
+    async def _janitor(self) -> None:
+        """End trials that are due, drop old ones, save those that could not be saved."""
         next_purge = 0
         while True:
             now, last = self.clock(), self._last_tick
             self._last_tick = now
             for live in list(self.live.values()):
-                # While this process was stopped (a machine paused, say) its clients renewed in vain.
+                # While this process was stopped (by a paused machine, say) renewals could not arrive.
                 if now - last > TICK_LATE_S:
                     live.trial.excuse(now - last)
                 if outcome := live.trial.due(now):
@@ -410,7 +434,7 @@ class Trials:
                 await self._purge()
             await asyncio.sleep(TICK_S)
 
-    async def _purge(self):
+    async def _purge(self) -> None:
         for request_id in list(self._unsaved):
             await self._save(request_id)
         try:
@@ -418,34 +442,26 @@ class Trials:
             dropped = await self.store.drop_before(self.wall() - self.settings.GATEWAY_RETENTION_S)
             self.ended_count -= dropped
         except sqlite3.Error:
-            return  # a full disk now; the next round tries again
+            return  # the disk may be full; the next round tries again
 
-    def settle_all(self, outcome):
-        """Settle every trial: the Gateway ends."""
-        for live in list(self.live.values()):
-            live.settle(outcome)
-
-    def settle_lost(self, pair, outcome):
-        """Settle the trials that run on a pair which lost them."""
+    def settle_lost(self, pair: Pair, outcome: Outcome) -> None:
+        """Settle the trials that run on a pair whose rollouts are gone."""
         for live in list(self.live.values()):
             if live.pair is pair and live.trial.status is Status.RUNNING:
                 live.settle(outcome)
 
     # --- what health shows -----------------------------------------------------------------
 
-    def queued(self):
+    def queued(self) -> int:
         return sum(live.trial.status is Status.QUEUED for live in self.live.values())
 
     @property
-    def janitor_healthy(self):
+    def janitor_healthy(self) -> bool:
         return self.clock() - self._last_tick < TICK_LATE_S
 
 
-_NO_ITEMS = {"tool_calls": 0, "tool_outputs": 0, "assistant_messages": 0, "model_output_items": 0}
-
-
-def _outcome(result):
-    """Outcome of a run; a fault of our own code is the infrastructure's, not the policy's."""
+def _outcome(result: Any) -> Outcome:
+    """Outcome of a run; a fault of our own code counts as the infrastructure's, not the policy's."""
     if isinstance(result, BaseException):
         return failed("agent_error", "gateway_fault", f"{type(result).__name__}: {result}")
     return result

@@ -49,7 +49,7 @@ def _named(error: dict[str, Any] | None) -> str:
     return f"{error.get('code') or ''}{kind}{cause}"
 
 
-def _difference(replayed: dict[str, Any]) -> str:
+def _difference(replayed: replay.Explanation) -> str:
     if replayed["fault"]:
         return f"the verifier cannot compare these states: {replayed['fault']}"
     if not replayed["differences"]:
@@ -58,7 +58,7 @@ def _difference(replayed: dict[str, Any]) -> str:
     return first["words"] + (f", and {len(more)} more" if more else "")
 
 
-def _faults(calls: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[str]:
+def _faults(calls: list[dict[str, Any]], steps: list[replay.Step]) -> list[str]:
     """Calls that could not be made, the first few by number."""
     faults = [
         f"call {number} {call['name'][:40]}: {step['fault']}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """NeMo Gym's launcher and head server, in a process of their own under the supervisor.
 
-The launcher's start-up is as it is, but for one thing: the servers it wants are started by the
-supervisor, so that they outlive this process. Each start is asked for in a file under
-RUN_DIR/work/asked; an empty file `started` there says that all servers were seen to answer. Started
-again after its death it finds them running, asks for the same, and serves on. It needs Ray for its
-start only. Ends with a signal.
+Guarantees:
+- The launcher's start-up is unchanged, but the supervisor starts the servers, so that they outlive this process.
+- Each server is asked for by a file under RUN_DIR/work/asked; an empty file `started` there says that all answered.
+- Started again after its death it finds the servers running, asks for the same ones, and serves on.
+- It needs Ray for its start only, and ends with a signal.
 
   PYTHONPATH=scripts python -m servers.head_server      (by the supervisor)
 """
@@ -13,6 +13,8 @@ start only. Ends with a signal.
 import json
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 from common.files import write_whole
 from common.settings import from_command_line
@@ -20,35 +22,34 @@ from common.terminal import run
 from servers import private_ray, supervise
 
 
-class Asked:
+class SupervisedProcess:
     """Stands in for the process of a server that the supervisor owns."""
 
     pid = None
 
-    def poll(self):
+    def poll(self) -> None:
         return None
 
 
-def ask(folder, command, directory, server_name="", **_):
-    """Takes the place of NeMo Gym's `run_command`: leave the supervisor a note of what to start."""
-    write_whole(
-        folder / f"{server_name}.json", json.dumps({"command": command, "directory": str(directory.absolute())})
-    )
-    return Asked()
+def ask(folder: Path, command: str, directory: Path, server_name: str = "", **_: Any) -> SupervisedProcess:
+    """Take the place of NeMo Gym's `run_command`: leave the supervisor a note of what to start."""
+    wanted = {"command": command, "directory": str(directory.absolute())}
+    write_whole(folder / f"{server_name}.json", json.dumps(wanted))
+    return SupervisedProcess()
 
 
-def start(graph):
-    """NeMo Gym's start-up, its Ray left once it is over."""
-    os.chdir(graph.work)
-    # Imported here: the package takes its working folder when it is imported.
+def start(servers: supervise.Servers) -> None:
+    """NeMo Gym's start-up; leaves Ray once it is over."""
+    os.chdir(servers.work)
+    # These imports come after chdir: the package takes the working folder of the moment it is imported.
     import ray
     from nemo_gym.cli import env as launcher
     from nemo_gym.global_config import GlobalConfigDictParserConfig
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig
 
-    launcher.run_command = lambda *arguments, **names: ask(graph.asked, *arguments, **names)
+    launcher.run_command = lambda *arguments, **names: ask(servers.asked, *arguments, **names)
     config = GlobalConfigDictParserConfig(
-        initial_global_config_dict=OmegaConf.create(graph.config()),
+        initial_global_config_dict=DictConfig(servers.config()),
         skip_load_from_cli=True,
         skip_load_from_dotenv=True,
     )
@@ -56,12 +57,12 @@ def start(graph):
     ray.shutdown()
 
 
-def main():
+def main() -> None:
     settings, _ = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", "GYM_RAY_PORT")
-    graph = supervise.Graph(settings, private_ray.PrivateRay(settings, "gym").address)
-    start(graph)
+    servers = supervise.Servers(settings, private_ray.PrivateRay(settings, "gym").address)
+    start(servers)
     supervise.end_on_signals()  # again: Ray's client sets handlers of its own
-    (graph.asked / supervise.STARTED).touch()
+    (servers.asked / supervise.STARTED).touch()
     while True:
         signal.pause()
 

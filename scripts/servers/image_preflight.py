@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check the image from within: the last step of `make image`, which runs it there.
 
-Runs without network and on a read-only root, so that what passes here needs no installation at
-run time and could do none. Checks the commit, the patches by their hashes, each server's Python
-by importing the server with it, and the base image's own Python and Ray. Some seconds.
+It runs without network and on a read-only root: what passes here needs no installation at run time, and could do
+none. It checks the commit, the patches by their hashes, each server's Python by importing the server with it, and the
+base image's own Python and Ray. Takes some seconds.
 
   docker run --rm --read-only --network none --tmpfs /tmp IMAGE \
       env PYTHONPATH=/opt/relax-nemo-gym/scripts /opt/nemo-gym/.venv/bin/python -m servers.image_preflight
@@ -20,7 +20,7 @@ from pathlib import Path
 from common.failure import Failure
 from common.settings import ROOT
 from common.terminal import run, say
-from servers import tree as gym_tree
+from servers import tree
 
 SERVERS = ("resources_servers/workplace_assistant", "responses_api_agents/simple_agent")
 IMPORTS = "import nemo_gym.cli.env, gateway.app, " + ", ".join(f"{name.replace('/', '.')}.app" for name in SERVERS)
@@ -29,65 +29,58 @@ BASE_PYTHON = "python3"
 SERVE = "ray serve --help of the base"
 
 
-def check_commit():
-    found = os.environ.get("NEMO_GYM_COMMIT")
-    if found != gym_tree.GYM_COMMIT:
-        raise Failure(f"NEMO_GYM_COMMIT is {found}, not {gym_tree.GYM_COMMIT}")
+def check_commit() -> None:
+    commit = os.environ.get("NEMO_GYM_COMMIT")
+    if commit != tree.GYM_COMMIT:
+        raise Failure(f"NEMO_GYM_COMMIT is {commit}, not {tree.GYM_COMMIT}")
 
 
-def check_patches(tree):
-    if gym_tree.tree_state(tree, gym_tree.read_sums()) != "patched":
-        raise Failure(f"{tree} is not patched")
+def check_patches(folder: Path) -> None:
+    if tree.tree_state(folder, tree.read_sums()) != "patched":
+        raise Failure(f"{folder} is not patched")
 
 
-def check_closed(tree):
-    """No package can be installed into the environment: nothing to do it with, and no place for it."""
+def check_closed(folder: Path) -> None:
+    """No package can be installed into the environment: there is no installer, and no place to write to."""
     if find_spec("pip") or find_spec("uv"):
-        raise Failure(f"{tree}/.venv holds an installer")
-    if os.access(tree / ".venv", os.W_OK):
-        raise Failure(f"{tree}/.venv can be written to; run the image with a read-only root")
+        raise Failure(f"{folder}/.venv holds an installer")
+    if os.access(folder / ".venv", os.W_OK):
+        raise Failure(f"{folder}/.venv can be written to; run the image with a read-only root")
 
 
-def check_servers(tree):
-    """Each server's Python is the one environment's, which `checks` then imports every server with."""
+def check_servers(folder: Path) -> None:
+    """Each server's Python is the one environment's, with which `commands` then imports every server."""
     for name in SERVERS:
-        python = tree / name / ".venv/bin/python"
-        if not os.access(python, os.X_OK) or not python.parent.samefile(tree / ".venv/bin"):
-            raise Failure(f"{python} is not the Python of {tree}/.venv")
+        python = folder / name / ".venv/bin/python"
+        if not os.access(python, os.X_OK) or not python.parent.samefile(folder / ".venv/bin"):
+            raise Failure(f"{python} is not the Python of {folder}/.venv")
 
 
-def checks(tree):
-    """{what: (command, folder)} of what must run with status 0."""
-    shared = str(tree / ".venv/bin/python")
-    found = {"importing the servers": ([shared, "-c", IMPORTS], ROOT / "scripts")}
+def commands(folder: Path) -> dict[str, tuple[list[str], Path]]:
+    """{what: (command, its folder)} of what must exit with status 0."""
     base = shutil.which(BASE_PYTHON) or BASE_PYTHON
-    if Path(base).is_relative_to(tree):
+    if Path(base).is_relative_to(folder):
         raise Failure(f"{BASE_PYTHON} is {base}, not the base image's own")
-    found["import of loguru and ray by the base's Python"] = ([base, "-c", "import loguru, ray"], "/")
-    # The command is there where Ray Serve's own packages are; the trainer needs them, the graph does not.
-    if has_ray_serve(base):
-        found[SERVE] = (["ray", "serve", "--help"], "/")
-    return found
+    wanted = {
+        "importing the servers": ([str(folder / ".venv/bin/python"), "-c", IMPORTS], ROOT / "scripts"),
+        "import of loguru and ray by the base's Python": ([base, "-c", "import loguru, ray"], Path("/")),
+    }
+    # The trainer needs Ray Serve, the graph does not: skip it in a base without Ray Serve's packages.
+    probe = "import sys, importlib.util as u; sys.exit(not u.find_spec('starlette'))"
+    if subprocess.run([base, "-c", probe], check=False).returncode == 0:
+        wanted[SERVE] = (["ray", "serve", "--help"], Path("/"))
+    return wanted
 
 
-def has_ray_serve(python):
-    look = "import sys, importlib.util as u; sys.exit(not u.find_spec('starlette'))"
-    return subprocess.run([python, "-c", look], check=False).returncode == 0
-
-
-def run_all(commands):
+def run_all(wanted: dict[str, tuple[list[str], Path]]) -> None:
     """Run the commands side by side. Raises Failure with the last line of the first that fails."""
     started = {}
-    for what, (command, folder) in commands.items():
+    for what, (command, folder) in wanted.items():
         try:
             started[what] = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True,
-            )
+            )  # fmt: skip
         except OSError as error:
             raise Failure(f"{what}: {error}") from None
     for what, process in started.items():
@@ -96,21 +89,21 @@ def run_all(commands):
             raise Failure(f"{what} failed: {(output.strip().splitlines() or ['no output'])[-1][:300]}")
 
 
-def main():
-    # Not the variables' parser: the image's own variables are not the user's.
+def main() -> None:
+    # The settings' parser would read the image's variables as if they were the user's.
     ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
-    tree = gym_tree.installed_tree()
+    folder = tree.installed_tree()
     check_commit()
-    check_patches(tree)
-    check_closed(tree)
-    check_servers(tree)
-    commands = checks(tree)
-    run_all(commands)
-    if SERVE not in commands:
+    check_patches(folder)
+    check_closed(folder)
+    check_servers(folder)
+    wanted = commands(folder)
+    run_all(wanted)
+    if SERVE not in wanted:
         say("Note: the base image has no Ray Serve (pip install 'ray[serve]'); the graph runs, a trainer would not")
     versions = " ".join(f"{name}={metadata.version(name)}" for name in SHOWN)
-    patches = gym_tree.fingerprint(tree)["patches"]
-    say(f"Image preflight passed: commit={gym_tree.GYM_COMMIT} patches={patches} {versions}")
+    patches = tree.fingerprint(folder)["patches"]
+    say(f"Image preflight passed: commit={tree.GYM_COMMIT} patches={patches} {versions}")
 
 
 if __name__ == "__main__":

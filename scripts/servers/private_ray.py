@@ -1,21 +1,28 @@
 """A one-node Ray of our own on loopback, for NeMo Gym's servers or for a rehearsal.
 
-Guarantees: its ports are checked before a start, it listens on loopback alone, and one of this user starts
-at a time.
+Guarantees:
+- Its ports are checked before a start.
+- It listens on loopback alone.
+- Only one Ray of this user starts at a time.
 """
+
+from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from common.failure import Failure
 from common.files import tail
 from common.net import ask
+from common.settings import Settings
 from servers.ports import beyond_loopback, check_ports, connects
 from servers.processes import end, environment, forget_sessions, ours, spawn
 
@@ -34,8 +41,8 @@ RAY_TRIES = 3
 
 
 @contextmanager
-def turn_to_start_ray():
-    """One Ray of this user starts at a time: several at once miss Ray's own limit of 30 s on few cores."""
+def _turn_to_start() -> Iterator[None]:
+    """Let one Ray of this user start at a time: on few cores several at once exceed Ray's own limit of 30 s."""
     path = Path(tempfile.gettempdir()) / f"gym-ray-start-{os.getuid()}.lock"
     with open(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,13 +50,14 @@ def turn_to_start_ray():
 
 
 class PrivateRay:
-    """A one-node Ray of our own on loopback: role "gym" (NeMo Gym's servers) or "rehearsal" (the job).
+    """The Ray of one role: "gym" (NeMo Gym's servers) or "rehearsal" (the job).
 
-    The trainer's entrypoint stops jobs and Serve on the cluster it is given, so the Gym's Ray and
-    the trainer's are never one.
+    They are never one: the trainer's entrypoint stops all jobs and Serve on the cluster it is given.
     """
 
-    def __init__(self, settings, role):
+    process: subprocess.Popen[bytes]  # set by `spawn`
+
+    def __init__(self, settings: Settings, role: str) -> None:
         self.settings, self.role = settings, role
         self.base = settings.GYM_BASE_PORT + (40 if role == "gym" else 100)
         self.port = settings.GYM_RAY_PORT if role == "gym" else self.base
@@ -57,14 +65,13 @@ class PrivateRay:
         self.address = f"127.0.0.1:{self.port}"
         self.dashboard_url = f"http://127.0.0.1:{self.dashboard_port}"
         self.log = settings.RUN_DIR / "logs" / f"ray-{role}.log"
-        self.process = None
 
-    def ports(self):
+    def ports(self) -> list[int]:
         low, high = RAY_WORKER_PORTS
         named = [self.base + offset for offset in RAY_OFFSETS.values()]
         return [self.port, self.dashboard_port, *named, *range(self.base + low, self.base + high + 1)]
 
-    def command(self):
+    def command(self) -> list[str]:
         low, high = RAY_WORKER_PORTS
         options = {"port": self.port, "dashboard-port": self.dashboard_port, "dashboard-host": "127.0.0.1"}
         options |= {name: self.base + offset for name, offset in RAY_OFFSETS.items()}
@@ -74,31 +81,31 @@ class PrivateRay:
         ray = str(Path(sys.executable).with_name("ray"))
         return [ray, "start", "--head", "--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
 
-    def _temp_dir(self):
-        # Ray puts sockets below it, whose paths may have 107 bytes: a clone's path can be longer.
+    def _temp_dir(self) -> str:
+        # Ray puts sockets into it, whose paths are limited to 107 bytes: a folder in the clone could be too deep.
         note = self._temp_note()
         if not note.exists():
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(tempfile.mkdtemp(prefix="gym-ray-"))
         return note.read_text()
 
-    def _temp_note(self):
+    def _temp_note(self) -> Path:
         return self.settings.RUN_DIR / f"ray-{self.role}.tmpdir"
 
-    def spawn(self):
+    def spawn(self) -> None:
         """Start Ray without waiting for it."""
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self.process = spawn(self.command(), self.log, environment(self.settings, self.role), self.settings.RUN_DIR)
 
-    def answers(self):
+    def answers(self) -> bool:
         """Whether its node is up; for the rehearsal, whether it takes jobs too."""
         needed = ["node-manager-port"] + (["dashboard-agent-listen-port"] if self.role == "rehearsal" else [])
         if not all(map(connects, [self.port, *(self.base + RAY_OFFSETS[name] for name in needed)])):
             return False
         return self.role == "gym" or '"ALIVE"' in ask(f"{self.dashboard_url}/nodes?view=summary", timeout=5).text
 
-    def start(self, detail=lambda text: None):
-        """Start it, or find it running, and wait until it answers. Raises Failure with the log's end."""
+    def start(self, detail: Callable[[str], None] = lambda text: None) -> None:
+        """Start it unless it runs, and wait until it answers. Raises Failure with the log's end."""
         running = ours(self.settings, self.role)
         if running and self.answers():
             return
@@ -107,27 +114,27 @@ class PrivateRay:
         check_ports(self.ports(), "GYM_RAY_PORT" if self.role == "gym" else "GYM_BASE_PORT")
         self.launch(detail)
 
-    def launch(self, detail=lambda text: None):
-        """Spawn it and wait; again when it gave up, as it does where a busy machine starts its agent late."""
+    def launch(self, detail: Callable[[str], None] = lambda text: None) -> None:
+        """Spawn it and wait; again if it gave up, as it does when a busy machine starts its agent late."""
         began = time.monotonic()
-        with turn_to_start_ray():
+        with _turn_to_start():
             for tries_left in reversed(range(RAY_TRIES)):
                 self.spawn()
                 try:
-                    return self.wait(detail)
+                    return self._wait(detail)
                 except Failure:
                     if not tries_left or time.monotonic() - began > self.settings.GYM_START_TIMEOUT_S:
                         raise
 
-    def _says_started(self):
-        """Whether the Ray spawned here said so; its ports listen before, and also when it gives up later."""
+    def _says_started(self) -> bool:
+        """Whether the Ray spawned here logged its start; its ports listen before that, even if it gives up later."""
         return b"Ray runtime started" in self.log.read_bytes()[self._log_start :]
 
-    def wait(self, detail=lambda text: None):
+    def _wait(self, detail: Callable[[str], None]) -> None:
         """Wait until it answers, then check that it listens on loopback alone."""
         deadline = time.monotonic() + self.settings.GYM_START_TIMEOUT_S
         while not (self._says_started() and self.answers()):
-            if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 self._end_spawned()
                 raise Failure(f"the {self.role} Ray did not start; the end of {self.log}:\n{tail(self.log)}")
             detail(f"waiting for Ray on {self.address}")
@@ -137,20 +144,17 @@ class PrivateRay:
             self._end_spawned()
             raise Failure(f"the {self.role} Ray listens on {exposed[0][0]}:{exposed[0][1]}, not on loopback alone")
 
-    def _spawned(self):
-        """What belongs to the Ray spawned here; the graph's servers have its role too."""
-        return [p for p in ours(self.settings, self.role) if p.session == self.process.pid]
+    def _end_spawned(self) -> None:
+        """End the Ray spawned here; the graph's servers, which have its role too, go on."""
+        end([process for process in ours(self.settings, self.role) if process.session == self.process.pid])
 
-    def _end_spawned(self):
-        end(self._spawned())
-
-    def clear(self):
+    def clear(self) -> None:
         """Remove the temporary folder of an ended Ray."""
         if self._temp_note().exists():
             shutil.rmtree(self._temp_note().read_text(), ignore_errors=True)
             self._temp_note().unlink()
 
-    def stop(self):
+    def stop(self) -> int:
         """End it and what runs on it. Returns the number of processes ended."""
         running = ours(self.settings, self.role)
         end(running)

@@ -1,11 +1,16 @@
 """The NeMo Gym tree that the servers run: where it lies, whether it is patched, and its fingerprint."""
 
+from __future__ import annotations
+
 import hashlib
 import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from common.failure import Failure
+from common.files import sha256_of
 from common.settings import ROOT
 
 PATCHES = ROOT / "patches"
@@ -15,7 +20,7 @@ REINSTALL = "rm -rf .venv && make setup"
 WORKPLACE = "resources_servers/workplace_assistant"
 
 
-def installed_tree():
+def installed_tree() -> Path:
     """Folder that holds the installed `resources_servers`. Raises Failure without nemo-gym."""
     spec = find_spec("nemo_gym")
     if spec is None or not spec.submodule_search_locations:
@@ -23,18 +28,18 @@ def installed_tree():
     return Path(spec.submodule_search_locations[0]).parent
 
 
-def patch_files():
+def patch_files() -> list[Path]:
     return sorted(PATCHES.glob("*.patch"))
 
 
-def digest(path):
-    """sha256 of a file's bytes, or None where there is no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+def digest(path: Path) -> str | None:
+    """sha256 of a file's bytes; None if there is no file."""
+    return sha256_of(path) if path.is_file() else None
 
 
-def read_sums():
+def read_sums() -> dict[str, dict[str, set[str | None]]]:
     """{relative path: {"pristine": {digest or None}, "patched": {digest}}} from SHA256SUMS."""
-    known = {}
+    known: dict[str, dict[str, set[str | None]]] = {}
     for line in SUMS.read_text().splitlines():
         if line and not line.startswith("#"):
             value, state, name = line.split()
@@ -43,12 +48,12 @@ def read_sums():
     return known
 
 
-def is_in(state, tree, known):
+def is_in(state: str, tree: Path, known: dict[str, dict[str, set[str | None]]]) -> bool:
     return all(digest(tree / name) in states[state] for name, states in known.items())
 
 
-def tree_state(tree, known):
-    """ "pristine" or "patched"; raises Failure that names the first file which is neither."""
+def tree_state(tree: Path, known: dict[str, dict[str, set[str | None]]]) -> str:
+    """ "pristine" or "patched". Raises Failure that names the first file which is neither."""
     for state in ("patched", "pristine"):
         if is_in(state, tree, known):
             return state
@@ -58,37 +63,36 @@ def tree_state(tree, known):
     raise Failure(f"{tree} is patched in part; reinstall: {REINSTALL}")
 
 
-def fingerprint(tree):
+def fingerprint(tree: Path) -> dict[str, str | None]:
     """What a reward depends on: {"gym_commit", "nemo_gym", "pandas", "workplace_tree", "patches"}.
 
-    The hashes are the first 16 hex digits of sha256 over names and contents. The tree's is
-    taken as it stands, patches included.
+    The hashes are the first 16 hex digits of sha256 over names and contents. The tree is hashed as it is now, patches
+    included.
     """
-    from importlib.metadata import PackageNotFoundError, version
-
-    def installed(package):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
     workplace = tree / WORKPLACE
     files = [
         path
         for kind in ("*.py", "*.csv")
         for path in workplace.rglob(kind)
-        if ".venv" not in path.parts[len(workplace.parts) :]
+        if ".venv" not in path.relative_to(workplace).parts
     ]
     return {
         "gym_commit": GYM_COMMIT,
-        "nemo_gym": installed("nemo-gym"),
-        "pandas": installed("pandas"),
+        "nemo_gym": _installed("nemo-gym"),
+        "pandas": _installed("pandas"),
         "workplace_tree": hash_files(tree, files),
         "patches": hash_files(PATCHES, patch_files()),
     }
 
 
-def hash_files(base, files):
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def hash_files(base: Path, files: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(files):
         total.update(f"{path.relative_to(base)}\0{digest(path)}\n".encode())

@@ -52,7 +52,7 @@ def test_the_most_pairs_have_ports_of_their_own_below_rays():
 
 def test_each_agent_is_bound_to_its_own_resource_server_and_all_to_the_gateway():
     settings = load(GYM_REPLICAS="3")
-    config = supervise.Graph(settings, "127.0.0.1:1").config()
+    config = supervise.Servers(settings, "127.0.0.1:1").config()
     urls = [
         tuple(settings.local_url(f"{kind}{suffix}") for kind in ("agent", "resource")) for suffix in ("", "_2", "_3")
     ]

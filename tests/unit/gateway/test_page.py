@@ -20,7 +20,7 @@ STATE = {
     "active_trials": 5,
     "terminal_trials": 7,
     "open_sessions": 3,
-    "servers": {"agent": {"url": "http://a", "up": True}, "pairs": [{"agent": {"url": "http://b", "up": False}}]},
+    "servers": {"agent": {"url": "http://a", "up": True}, "agent_2": {"url": "http://b", "up": False}},
 }
 
 
@@ -52,7 +52,7 @@ def test_it_counts_what_runs_waits_and_ended():
     assert (found["running"], found["queued"], found["ended"], found["open_sessions"]) == (3, 2, 7, 3)
     assert found["servers"] == [
         {"name": "agent", "url": "http://a", "up": True},
-        {"name": "pairs 1 agent", "url": "http://b", "up": False},
+        {"name": "agent_2", "url": "http://b", "up": False},
     ]
     assert found["categories"] == [
         {"category": "secret category", "rewarded": 1, "mean_reward": 1.0, "unrewarded": 1},
