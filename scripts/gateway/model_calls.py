@@ -1,7 +1,7 @@
 """One model call of a trial: forwarded to the trainer's model API, its answer made fit for NeMo Gym.
 
 Guarantees:
-- A call that the endpoint may have received is not sent again, unless it answered 429, 500, 502, 503 or 504.
+- A call that the endpoint may have received is not sent again, unless it answered that another try may help.
 - No redirect is followed, no cookie kept, no proxy used.
 - One deadline, the trial's, covers everything.
 - A failure names its kind and the endpoint, never a header.
@@ -10,35 +10,23 @@ It raises, and leaves it to its caller what becomes of the trial.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from common.failure import printable
 from common.settings import Settings
 from gateway.payload import ROLLOUT_KEY, Endpoint
+from policy.answers import read_responses
+from policy.replies import RATE_LIMITED, EndpointFault, Reply, is_first_call
 
-RETRIED = {429, 500, 502, 503, 504}
 MAX_BACKOFF_S = 30
 # Limits the connecting alone: the trial's deadline covers the rest.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
-EXCERPT = 200
 # Room for a message and some reasoning beside each call.
 ITEMS_PER_CALL = 8
-MAX_TOKENS = 2**40
-
-
-class EndpointFault(Exception):
-    """The policy's endpoint did not do its part: `kind` for programs, the message for people."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class TooManyCalls(Exception):
@@ -58,12 +46,11 @@ class ModelCalls:
     ) -> dict[str, Any]:
         """Send one call, `call_params` over its body, and return the answer. `deadline`: loop time.
 
-        Raises EndpointFault, TooManyCalls, or TimeoutError at the deadline.
+        Raises EndpointFault, PolicyFault, TooManyCalls, or TimeoutError at the deadline.
         """
         request = orjson.dumps(outgoing(body, endpoint.model, call_params))
         async with asyncio.timeout_at(deadline):
-            status, text = await self._insist(endpoint, request)
-        answer = complete(self._parse(endpoint, status, text))
+            answer = await self._insist(endpoint, request, is_first_call(body), deadline)
         self._check_amount(answer["output"])
         try:
             self.check_answer(answer)
@@ -85,25 +72,31 @@ class ModelCalls:
         if len(output) > allowed * ITEMS_PER_CALL:
             raise TooManyCalls(f"{len(output)} items in one answer; {allowed * ITEMS_PER_CALL} allowed")
 
-    async def _insist(self, endpoint: Endpoint, request: bytes) -> tuple[int, bytes]:
-        """Send until an answer does not ask for another try. Returns status and body."""
+    async def _insist(self, endpoint: Endpoint, request: bytes, first_call: bool, deadline: float) -> dict[str, Any]:
+        """Send until a reply does not ask for another try: the answer in it. Raises EndpointFault, PolicyFault."""
         attempt = 1
         while True:
-            status, text, retry_after = await self._send(endpoint, request)
-            if status not in RETRIED or attempt == self.settings.GATEWAY_MODEL_TRIES:
-                return status, text
-            backoff = min(self.settings.GATEWAY_MODEL_BACKOFF_S * 2 ** (attempt - 1), MAX_BACKOFF_S)
-            await asyncio.sleep(backoff if retry_after is None else retry_after)
+            reply = await self._send(endpoint, request)
+            try:
+                return read_responses(reply, first_call, endpoint.redact)
+            except EndpointFault as fault:
+                if not fault.again or attempt == self.settings.GATEWAY_MODEL_TRIES:
+                    raise
+                backoff = min(self.settings.GATEWAY_MODEL_BACKOFF_S * 2 ** (attempt - 1), MAX_BACKOFF_S)
+                pause = backoff if fault.retry_after is None else fault.retry_after
+                if asyncio.get_running_loop().time() + pause > deadline:
+                    text = f"{fault.message}; it asks to wait {pause:.0f} s, longer than the trial has left"
+                    raise EndpointFault("quota" if fault.status == RATE_LIMITED else fault.kind, text) from None
+            await asyncio.sleep(pause)
             attempt += 1
 
-    async def _send(self, endpoint: Endpoint, request: bytes) -> tuple[int, bytes, float | None]:
+    async def _send(self, endpoint: Endpoint, request: bytes) -> Reply:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **endpoint.headers}
         try:
             async with self.http.post(
                 endpoint.url, data=request, headers=headers, allow_redirects=False, timeout=TIMEOUT
             ) as answer:
-                text = await self._read(endpoint, answer)
-                return answer.status, text, _seconds(answer.headers.get("Retry-After"))
+                return Reply(endpoint.url, answer.status, answer.headers, await self._read(endpoint, answer))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             raise EndpointFault("unreachable", f"{endpoint.url} could not be connected to") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -119,35 +112,6 @@ class ModelCalls:
             parts.append(part)
         return b"".join(parts)
 
-    def _parse(self, endpoint: Endpoint, status: int, text: bytes) -> dict[str, Any]:
-        """The answer's JSON object; raises EndpointFault for anything else."""
-
-        def fault(kind: str, what: str) -> EndpointFault:
-            return EndpointFault(kind, f"{endpoint.url} answered {status}{what}{_excerpt(endpoint, text)}")
-
-        if status != 200:
-            raise fault("redirect" if 300 <= status < 400 else "status", "")
-        try:
-            answer = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            raise fault("not_json", " without JSON") from None
-        if not isinstance(answer, dict) or not isinstance(answer.get("output"), list):
-            kind = "error_body" if isinstance(answer, dict) and answer.get("error") else "schema"
-            raise fault(kind, " without an output list")
-        if answer.get("error") or answer.get("status") in ("failed", "cancelled"):
-            raise fault("error_body", " with an error")
-        return answer
-
-
-def _excerpt(endpoint: Endpoint, text: bytes) -> str:
-    # Redact before cutting: a cut secret would no longer be recognised.
-    shown = printable(" ".join(endpoint.redact(text.decode(errors="replace")).split())[:EXCERPT])
-    return f": {shown}" if shown else ""
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdecimal() and len(text) < 7 else None
-
 
 def outgoing(body: dict[str, Any], model: str, call_params: dict[str, Any]) -> dict[str, Any]:
     """The call as the endpoint gets it: the rollout id removed, the row's own metadata kept."""
@@ -155,53 +119,3 @@ def outgoing(body: dict[str, Any], model: str, call_params: dict[str, Any]) -> d
     metadata = {key: value for key, value in (body.get("metadata") or {}).items() if key != ROLLOUT_KEY}
     sent.pop("metadata", None)
     return sent | ({"metadata": metadata} if metadata else {})
-
-
-def complete(answer: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what NeMo Gym's response model needs and the trainer's API may leave out."""
-    answer.setdefault("id", f"resp_{uuid4().hex}")
-    answer.setdefault("created_at", time.time())
-    answer.setdefault("model", "model")
-    answer.setdefault("object", "response")
-    # The agent never reads them, and they are large: the row's tools would come back with each answer.
-    answer["tools"] = []
-    answer["tool_choice"] = answer.get("tool_choice") or "auto"
-    answer["parallel_tool_calls"] = bool(answer.get("parallel_tool_calls"))
-    if isinstance(usage := answer.get("usage"), dict):
-        _complete_usage(usage)
-    answer["output"] = [_complete_item(item) for item in answer["output"]]
-    return answer
-
-
-def _complete_usage(usage: dict[str, Any]) -> None:
-    for name in ("input_tokens", "output_tokens"):
-        usage[name] = _count(usage.get(name))
-    usage["total_tokens"] = _count(usage.get("total_tokens")) or usage["input_tokens"] + usage["output_tokens"]
-    for name, inner in (("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")):
-        details = usage.get(name)
-        kept = details.items() if isinstance(details, dict) else ()
-        usage[name] = {inner: 0} | {key: value for key, value in kept if value is not None}
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
-
-
-def _complete_item(item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    kind = item.setdefault("type", "message")
-    if kind in ("message", "reasoning") and not item.get("id"):
-        item["id"] = f"{kind[:3]}_{uuid4().hex}"
-    if kind == "function_call" and not item.get("call_id"):
-        item["call_id"] = item.get("id") or f"call_{uuid4().hex}"
-    if kind == "reasoning" and not item.get("summary"):
-        content = item.get("content")
-        parts = content if isinstance(content, list) else []
-        texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        item["summary"] = [{"type": "summary_text", "text": text} for text in texts]
-    if kind == "message" and isinstance(item.get("content"), list):
-        for part in item["content"]:
-            if isinstance(part, dict) and part.get("type") == "output_text":
-                part["annotations"] = part.get("annotations") or []
-    return item

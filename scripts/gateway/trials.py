@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import random
 import secrets
 import sqlite3
@@ -26,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 from common.settings import Settings
 from gateway.environment import Environment, Pair, Unreached
 from gateway.metrics import Metrics
-from gateway.model_calls import EndpointFault, ModelCalls, TooManyCalls
+from gateway.model_calls import ModelCalls, TooManyCalls
 from gateway.payload import ApiError, TrialRequest
 from gateway.store import Store
 from gateway.trial import Fault, Outcome, Status, Trial, aborted, failed
+from policy.answers import closing
+from policy.replies import EndpointFault, PolicyFault
 
 if TYPE_CHECKING:
     from gateway.trial_request import Snapshot
@@ -54,6 +57,7 @@ class Live:
         self.tasks: set[asyncio.Task] = set()  # cancelled by its end
         self.callbacks, self.tokens = 0, {"input_tokens": 0, "output_tokens": 0}
         self.reached_environment = False
+        self.policy_fault: Fault | None = None  # what the endpoint said the policy could not do
         self.prompt_items: int | None = None
         self.history: list[Any] | None = None
         self.pair: Pair | None = None  # runs it, from its start to its end
@@ -88,6 +92,12 @@ class Live:
         if self.trial.settled:
             task.cancel()
         return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    def explained(self, outcome: Outcome) -> Outcome:
+        """A truncated outcome with what the policy could not do, where the endpoint said it."""
+        if self.policy_fault and outcome.status is Status.TRUNCATED:
+            return dataclasses.replace(outcome, fault=self.policy_fault)
+        return outcome
 
     def note(self, body: dict[str, Any], answer: dict[str, Any] | None = None) -> None:
         """Remember what a model call was sent and what it answered, if the trial asked for its trajectory."""
@@ -306,7 +316,7 @@ class Trials:
         self.metrics.started(self.wall() - live.created)
         while True:
             try:
-                return await pair.run(live.rollout_id, live.request.run_request)
+                return live.explained(await pair.run(live.rollout_id, live.request.run_request))
             except Unreached:
                 pair = await self._place(live)
 
@@ -402,6 +412,10 @@ class Trials:
         except EndpointFault as fault:
             self.metrics.faulted(fault.kind)
             live.settle(failed("agent_error", f"endpoint_{fault.kind}", request.endpoint.redact(str(fault))))
+        except PolicyFault as fault:
+            # The agent ends its loop on it, and the actions so far are graded.
+            live.policy_fault = Fault("response_incomplete", fault.reason, request.endpoint.redact(str(fault)))
+            return closing()
         except TimeoutError:
             # The janitor settles the trial at the same deadline.
             await live.settled.wait()

@@ -67,6 +67,13 @@ def read_chat(
     return _checked(answer, fault)
 
 
+def closing() -> Json:
+    """An answer on which NeMo Gym's agent ends its loop, for a policy that cannot go on."""
+    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    return {"id": f"resp_{uuid4().hex}", "created_at": time.time(), "model": "", "object": "response", "output": [],
+            "tools": [], "tool_choice": "auto", "parallel_tool_calls": False} | cut  # fmt: skip
+
+
 # --- a chat answer -------------------------------------------------------------------------
 
 

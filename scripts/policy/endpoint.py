@@ -25,7 +25,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError, ReadTimeoutError
 from common.net import LOOPBACK
 from policy.answers import read_chat, read_responses
 from policy.model_api import Body, ModelError
-from policy.replies import EXCERPT, RATE_LIMITED, EndpointFault, PolicyFault, Reply, object_in
+from policy.replies import EXCERPT, RATE_LIMITED, EndpointFault, PolicyFault, Reply, is_first_call, object_in
 
 CONNECT_TIMEOUT_S = 10
 # What to do about an exchange that never began, by a word of the library's reason.
@@ -197,15 +197,6 @@ class Endpoint:
 
     def _redact(self, text: str) -> str:
         return text.replace(self.key, "***") if self.key else text
-
-
-def is_first_call(body: Body) -> bool:
-    """Whether a call's history holds nothing of the policy yet."""
-    items = body.get("input")
-    return not isinstance(items, list) or not any(
-        isinstance(item, dict) and (item.get("role") == "assistant" or item.get("type") == "function_call_output")
-        for item in items
-    )
 
 
 def _broken(error):

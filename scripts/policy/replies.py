@@ -81,6 +81,15 @@ class Reply(NamedTuple):
     data: bytes
 
 
+def is_first_call(body: Json) -> bool:
+    """Whether a call's history holds nothing of the policy yet."""
+    items = body.get("input")
+    return not isinstance(items, list) or not any(
+        isinstance(item, dict) and (item.get("role") == "assistant" or item.get("type") == "function_call_output")
+        for item in items
+    )
+
+
 def parse(data: bytes) -> Any:
     """The JSON value in a body. Numbers that JSON does not know and halves of surrogate pairs are taken.
 

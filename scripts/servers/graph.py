@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GRAPH_VARIABLES = ["RUN_DIR", *names_of("Graph", "Gateway")]
 NEEDS_NO_START = "GYM_START_TIMEOUT_S"
 # The rooms that the graph's processes import.
-GRAPH_ROOMS = ("common", "pages", "inputs", "servers", "gateway")
+GRAPH_ROOMS = ("common", "pages", "policy", "inputs", "servers", "gateway")
 # Files of these rooms that no running graph depends on.
 NO_CODE = (".pyc", ".md")
 # From GYM_BASE_PORT on, as env.example says.
