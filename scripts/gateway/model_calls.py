@@ -83,11 +83,11 @@ class ModelCalls:
                 if not fault.again or attempt == self.settings.GATEWAY_MODEL_TRIES:
                     raise
                 backoff = min(self.settings.GATEWAY_MODEL_BACKOFF_S * 2 ** (attempt - 1), MAX_BACKOFF_S)
-                pause = backoff if fault.retry_after is None else fault.retry_after
-                if asyncio.get_running_loop().time() + pause > deadline:
-                    text = f"{fault.message}; it asks to wait {pause:.0f} s, longer than the trial has left"
+                wanted = fault.retry_after
+                if wanted and asyncio.get_running_loop().time() + wanted > deadline:
+                    text = f"{fault.message}; it asks to wait {wanted:.0f} s, longer than the trial has left"
                     raise EndpointFault("quota" if fault.status == RATE_LIMITED else fault.kind, text) from None
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff if wanted is None else wanted)
             attempt += 1
 
     async def _send(self, endpoint: Endpoint, request: bytes) -> Reply:

@@ -248,7 +248,7 @@ def insist[Answer](
             raise EndpointFault(fault.kind, fault.message + tried, status=fault.status)
         backoff = min(BACKOFF_S * 2 ** min(attempt - 1, 10), BACKOFF_LIMIT_S) * random.uniform(0.5, 1)
         pause = backoff if fault.retry_after is None else fault.retry_after
-        if time.monotonic() + pause > end:
+        if fault.retry_after and time.monotonic() + pause > end:
             raise EndpointFault(
                 "quota" if is_limit else fault.kind,
                 f"{fault.message}; it asks to wait {pause:.0f} s, longer than the sample has left",

@@ -171,43 +171,81 @@ def test_incomplete_is_cut_short_whatever_the_details(details):
     )
 
 
-@pytest.mark.parametrize("changes", [
-    {"reasoning": {"effort": "none", "summary": None}}, {"service_tier": "standard"}, {"created_at": None},
-    {"created_at": "2026-01-05T10:00:00Z"}, {"tool_choice": {"type": "something_new"}}, {"id": None, "model": None},
-    {"text": {"verbosity": "adaptive"}}, {"temperature": "1.0"}, {"error": {}}, {"error": {"code": None}},
-    {"usage": None}, {"usage": {"prompt_tokens": 1.0}}, {"usage": {"input_tokens": "many"}}, {"seed": 10**30},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reasoning": {"effort": "none", "summary": None}},
+        {"service_tier": "standard"},
+        {"created_at": None},
+        {"created_at": "2026-01-05T10:00:00Z"},
+        {"tool_choice": {"type": "something_new"}},
+        {"id": None, "model": None},
+        {"text": {"verbosity": "adaptive"}},
+        {"temperature": "1.0"},
+        {"error": {}},
+        {"error": {"code": None}},
+        {"usage": None},
+        {"usage": {"prompt_tokens": 1.0}},
+        {"usage": {"input_tokens": "many"}},
+        {"seed": 10**30},
+    ],
+)
 def test_what_is_merely_echoed_does_not_matter(changes):
     assert actions(read(responses(FUNCTION_CALL, **changes), "responses")) == actions(
         read(responses(FUNCTION_CALL), "responses")
     )
 
 
-@pytest.mark.parametrize(("usage", "counts"), [
-    ({"input_tokens": 5.0, "output_tokens": 2}, (5, 2)), ({"prompt_tokens": 5, "completion_tokens": 2}, (5, 2)),
-    ({"input_tokens": 5, "cost": 0.1}, (5, 0)), ({"input_tokens": -1}, None), ({"input_tokens": True}, None), (7, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"input_tokens": 5.0, "output_tokens": 2}, (5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2}, (5, 2)),
+        ({"input_tokens": 5, "cost": 0.1}, (5, 0)),
+        ({"input_tokens": -1}, None),
+        ({"input_tokens": True}, None),
+        (7, None),
+    ],
+)
 def test_token_counts_are_taken_where_they_are_counts(usage, counts):
     usage = read(responses(MESSAGE, usage=usage), "responses").get("usage")
     assert (usage and (usage["input_tokens"], usage["output_tokens"])) == counts
 
 
-@pytest.mark.parametrize("item", [
-    REASONING | {"content": [{"type": "reasoning_text", "text": "hm"}], "summary": []}, {"type": "reasoning", "summary": "hm"},
-    {"type": "reasoning", "content": "hm"}, {"type": "compaction", "encrypted_content": "x"},
-    {"type": "mcp_list_tools", "tools": []}, {"type": "web_search_call", "action": {"query": "x"}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "item",
+    [
+        REASONING | {"content": [{"type": "reasoning_text", "text": "hm"}], "summary": []},
+        {"type": "reasoning", "summary": "hm"},
+        {"type": "reasoning", "content": "hm"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "mcp_list_tools", "tools": []},
+        {"type": "web_search_call", "action": {"query": "x"}},
+    ],
+)
 def test_items_without_an_action_change_nothing(item):
     assert actions(read(responses(item, FUNCTION_CALL), "responses"))[0] == [
         (CALL["name"], json.loads(CALL["arguments"]))
     ]
 
 
-@pytest.mark.parametrize("item", [
-    {"type": "custom_tool_call", "name": "x", "input": "y"}, {"type": "mcp_call", "name": "x", "arguments": "{}"}, None, 7,
-    {"type": "something_new"}, {}, MESSAGE | {"role": "user"}, FUNCTION_CALL | {"name": None},
-    FUNCTION_CALL | {"arguments": None}, FUNCTION_CALL | {"arguments": [1]}, FUNCTION_CALL | {"arguments": {}}, FUNCTION_CALL | {"type": "web_search_call"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "custom_tool_call", "name": "x", "input": "y"},
+        {"type": "mcp_call", "name": "x", "arguments": "{}"},
+        None,
+        7,
+        {"type": "something_new"},
+        {},
+        MESSAGE | {"role": "user"},
+        FUNCTION_CALL | {"name": None},
+        FUNCTION_CALL | {"arguments": None},
+        FUNCTION_CALL | {"arguments": [1]},
+        FUNCTION_CALL | {"arguments": {}},
+        FUNCTION_CALL | {"type": "web_search_call"},
+    ],
+)
 def test_an_item_that_may_have_been_a_call_is_no_answer(item):
     assert kind_of(responses(item)) == "schema"
 
@@ -224,10 +262,20 @@ def test_a_call_gets_an_id(changes, identity):
     assert read(responses(FUNCTION_CALL | changes), "responses")["output"][0]["call_id"].startswith(identity)
 
 
-@pytest.mark.parametrize(("content", "text"), [
-    ("Done.", "Done."), (None, ""), ([], ""), ([{"type": "text", "text": "Done."}], "Done."), ("Done \ud83d", "Done \ufffd"),
-    ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Done."}], "Done."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("Done.", "Done."),
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "Done."}], "Done."),
+        ("Done \ud83d", "Done \ufffd"),
+        (
+            [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Done."}],
+            "Done.",
+        ),
+    ],
+)
 def test_content_may_be_a_text_or_parts(content, text):
     [item] = read(chat({"content": content}, "stop"), "chat")["output"]
     assert item["content"][0]["text"] == text
@@ -240,22 +288,38 @@ def test_a_refusal_is_kept():
     assert item["content"][0]["text"] == "I cannot."
 
 
-@pytest.mark.parametrize("data", [
-    b'{"stats": NaN, "output": []}', b'{"x": -Infinity, "output": []}', b'\xef\xbb\xbf{"output": []}', b'\n \n{"output": []}',
-    '{"output": []}'.encode("utf-16"), b'{"x": "\\ud83d", "output": []}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"stats": NaN, "output": []}',
+        b'{"x": -Infinity, "output": []}',
+        b'\xef\xbb\xbf{"output": []}',
+        b'\n \n{"output": []}',
+        '{"output": []}'.encode("utf-16"),
+        b'{"x": "\\ud83d", "output": []}',
+    ],
+)
 def test_json_that_is_odd_where_nothing_needs_it_is_taken(data):
     assert read(data, "responses")["output"] == []
 
 
-@pytest.mark.parametrize(("data", "headers", "words"), [
-    (b"", (), "an empty body"), (b"null", (), "instead of a JSON object"), (b"[]", (), "a list instead"),
-    (b"<!DOCTYPE html><title>Sign in</title>", (), "a web page ('Sign in')"),
-    (b"event: x\ndata: {}\n\n", (), "a stream of events"), (b"data", {"content-type": "text/event-stream"}, "a stream of events"),
-    (b'{"object": "error", "message": "overloaded"}', (), "overloaded"), (b'{"detail": "not loaded"}', (), "not loaded"),
-    (b'{"error": "model not found"}', (), "model not found"), (b'{"code": 500, "msg": "used up"}', (), "used up"),
-    (b'{"choices": []}', (), "WIRE=chat"), ('{"output": [], "x": "Gr\xfc\xdfe"}'.encode("latin-1"), (), "without JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "headers", "words"),
+    [
+        (b"", (), "an empty body"),
+        (b"null", (), "instead of a JSON object"),
+        (b"[]", (), "a list instead"),
+        (b"<!DOCTYPE html><title>Sign in</title>", (), "a web page ('Sign in')"),
+        (b"event: x\ndata: {}\n\n", (), "a stream of events"),
+        (b"data", {"content-type": "text/event-stream"}, "a stream of events"),
+        (b'{"object": "error", "message": "overloaded"}', (), "overloaded"),
+        (b'{"detail": "not loaded"}', (), "not loaded"),
+        (b'{"error": "model not found"}', (), "model not found"),
+        (b'{"code": 500, "msg": "used up"}', (), "used up"),
+        (b'{"choices": []}', (), "WIRE=chat"),
+        ('{"output": [], "x": "Gr\xfc\xdfe"}'.encode("latin-1"), (), "without JSON"),
+    ],
+)
 def test_what_is_no_answer_is_named(data, headers, words):
     with pytest.raises(EndpointFault) as caught:
         read(data, "responses", headers=headers)
@@ -313,21 +377,35 @@ def test_one_word_is_no_full_context(status, body, kind):
     assert kind_of(body, "chat", status=status) == kind
 
 
-@pytest.mark.parametrize(("status", "error", "kind", "again"), [
-    (429, {"code": "insufficient_quota"}, "quota", False), (429, {"message": "You exceeded your current quota"}, "quota", False),
-    (402, {"message": "Insufficient credits"}, "quota", False), (429, {"message": "slow down"}, "status", True),
-    (503, {"message": "loading"}, "status", True), (401, {"message": "no"}, "status", False), (301, {}, "redirect", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "error", "kind", "again"),
+    [
+        (429, {"code": "insufficient_quota"}, "quota", False),
+        (429, {"message": "You exceeded your current quota"}, "quota", False),
+        (402, {"message": "Insufficient credits"}, "quota", False),
+        (429, {"message": "slow down"}, "status", True),
+        (503, {"message": "loading"}, "status", True),
+        (401, {"message": "no"}, "status", False),
+        (301, {}, "redirect", False),
+    ],
+)
 def test_a_refusal_says_whether_another_try_may_help(status, error, kind, again):
     with pytest.raises(EndpointFault) as caught:
         read({"error": error}, "responses", status)
     assert (caught.value.kind, caught.value.again) == (kind, again)
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [
-    ({"retry-after-ms": "300"}, 0.3), ({"Retry-After": "2"}, 2.0), ({"Retry-After": "x"}, None), ({}, None),
-    ({"Retry-After": "nan"}, None), ({"Retry-After": "-1"}, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after-ms": "300"}, 0.3),
+        ({"Retry-After": "2"}, 2.0),
+        ({"Retry-After": "x"}, None),
+        ({}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "-1"}, 0.0),
+    ],
+)
 def test_the_wait_that_an_endpoint_asks_for(headers, seconds):
     with pytest.raises(EndpointFault) as caught:
         read({"error": {"message": "slow"}}, "responses", 429, headers=headers)

@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from policy.endpoint import Endpoint, insist, retry_after
+from policy.endpoint import Endpoint, as_policy, insist
 from policy.model_api import ModelError
+from policy.replies import EndpointFault, PolicyFault, retry_after
 from support.scripted_endpoint import REPORTED, Reply, ScriptedEndpoint
 
 KEY = "never-show-me-key"
@@ -83,7 +84,7 @@ def test_both_wires_give_the_same_call_and_its_usage(scripted, wire, suffix):
     answer = Endpoint(scripted.url + suffix, "m", KEY, 20, wire).answer(BODY)
     [call] = answer["output"]
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "find", '{"a": 1}') and call["call_id"]
-    assert answer["usage"] == {"input_tokens": 100, "output_tokens": 10} and answer["model"] == REPORTED
+    assert answer["usage"]["total_tokens"] == 110 and answer["model"] == REPORTED
     [(path, headers, sent)] = scripted.requests
     assert path.startswith("/v1/") and headers["Authorization"] == f"Bearer {KEY}" and sent["model"] == "m"
     assert sent["stream"] is False, "some servers stream unless they are told otherwise"
@@ -130,22 +131,17 @@ def test_a_chat_answer_becomes_items(scripted, said, finish, kinds, reason):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"no json", "not a JSON object"),
-        (b"[]", "not a JSON object"),
-        (b'{"error": {"message": "overloaded"}}', "200 with an error: "),
-        (b"{}", "the answer "),
-        (b'{"choices": [], "output": 1}', "the answer "),
-        (b'{"choices": [{"message": {"content": "a"}, "finish_reason": ["stop"]}], "output": [1]}', "the answer"),
-        (b'{"output": [], "incomplete_details": "x"}', "the answer"),
-        (b'{"output": [], "incomplete_details": {"reason": ["x"]}}', "the answer"),
-        (b"[" * 100_000, "not a JSON object"),
-        (b'{"choices": [{"message": {"tool_calls": [{}]}}], "output": null}', "the answer "),
-        (b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}', "the answer "),
+        (b"no json", "without JSON: no json"),
+        (b"[]", "a list instead of a JSON object"),
+        (b'{"error": {"message": "overloaded"}}', "200 with an error: overloaded"),
+        (b"{}", "missing"),
+        (b'{"choices": [], "output": 1}', "choices is a list|output is a number"),
+        (b"[" * 100_000, "without JSON"),
     ],
 )
 def test_a_200_that_is_no_answer_is_a_fault_that_no_other_try_cures(scripted, wire, body, words):
     scripted.behaviour = lambda asked: Reply(body=body)
-    with pytest.raises(ModelError, match=words) as fault:
+    with pytest.raises(EndpointFault, match=words) as fault:
         endpoint(scripted, wire).answer(BODY)
     assert (fault.value.status, fault.value.again) == (502, False) and scripted.url in fault.value.message
 
@@ -156,31 +152,36 @@ def test_a_200_that_is_no_answer_is_a_fault_that_no_other_try_cures(scripted, wi
 )
 def test_a_status_is_shown_with_what_came_and_without_the_key(raw, status, shown, again):
     raw.parts = [whole(f'{{"key": "{KEY}"}}', status, "Retry-After: 7\r\nLocation: http://127.0.0.1:9/\r\n")]
-    with pytest.raises(ModelError) as fault:
+    with pytest.raises(EndpointFault) as fault:
         endpoint(raw).answer(BODY)
     error = fault.value
-    assert (error.status, error.again, error.headers) == (shown, again, {"Retry-After": "7"})
-    assert f"{status}: " in error.message and KEY not in error.message and "***" in error.message
+    assert (error.status, error.again, error.retry_after) == (shown, again, 7 if shown != 502 else None)
+    assert f"answered {status}" in error.message and KEY not in error.message
+    assert ("***" in error.message) == (status != 302)
     assert len(raw.asked) == 1
 
 
-@pytest.mark.parametrize("wire", ["responses", "chat"])
-@pytest.mark.parametrize("text", ["This model's maximum context length is 8192 tokens.", "exceeds the context size"])
-def test_a_full_context_ends_the_answer_and_is_no_fault(raw, wire, text):
-    raw.parts = [whole(text, 400)]
-    answer = endpoint(raw, wire).answer(BODY)
-    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert [item["type"] for item in answer["output"]] == ["message"]
+def test_a_full_context_is_the_policys_fault_once_it_has_acted(raw):
+    raw.parts = [whole("This model's maximum context length is 8192 tokens. You requested 9000.", 400)]
+    with pytest.raises(EndpointFault) as fault:
+        endpoint(raw).answer(BODY)
+    assert fault.value.kind == "prompt_too_long"
+    with pytest.raises(PolicyFault, match="8192") as full:
+        endpoint(raw).answer(BODY | {"input": BODY["input"] + HISTORY})
+    assert full.value.reason == "context_length_exceeded"
+    with pytest.raises(ModelError, match="8192") as answer:
+        as_policy(endpoint(raw), BODY | {"input": BODY["input"] + HISTORY}, 1, threading.Event())
+    assert (answer.value.status, answer.value.code) == (400, "context_length_exceeded")
 
 
 def test_a_refused_parameter_is_no_full_context(raw):
     raw.parts = [whole("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", 400)]
-    with pytest.raises(ModelError, match="max_completion_tokens"):
+    with pytest.raises(EndpointFault, match="max_completion_tokens"):
         endpoint(raw, "chat").answer(BODY)
 
 
 def test_what_the_converter_does_not_take_is_said_in_a_line(scripted):
-    with pytest.raises(ModelError, match="does not fit the chat wire") as fault:
+    with pytest.raises(EndpointFault, match="does not fit the chat wire") as fault:
         endpoint(scripted, "chat").answer({"input": [{"type": "nothing"}]})
     assert fault.value.status == 400 and "\n" not in fault.value.message and not scripted.requests
     assert fault.value.kind == "wire"
@@ -225,11 +226,11 @@ REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; ch
 @pytest.mark.parametrize(
     ("parts", "words", "kind"),
     [
-        ([], "Error", "connection_broken"),
-        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "Error", "connection_broken"),
-        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "Error", "connection_broken"),
-        ([HEAD % b"Content-Length: 99", b"{}"], "Error", "connection_broken"),
-        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "Error", "connection_broken"),
+        ([], "hung up", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"-5\r\nabc\r\n"], "", "connection_broken"),
+        ([HEAD % b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"], "", "connection_broken"),
+        ([HEAD % b"Content-Length: 99", b"{}"], "", "connection_broken"),
+        ([HEAD % b"Content-Encoding: gzip", b"no gzip"], "", "connection_broken"),
         ([HEAD % b"Content-Encoding: gzip", gzip.compress(b" " * (64 << 20))], "more than 16777216 bytes", "too_large"),
         ([HEAD % b"X: y", *[b" " * (1 << 20)] * 20], "more than 16777216 bytes", "too_large"),
         ([REFUSED % b"idna"], "400: no", "status"),
@@ -238,13 +239,13 @@ REFUSED = b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Type: text/plain; ch
 )
 def test_bytes_that_are_no_answer_are_a_fault(raw, parts, words, kind):
     raw.parts = parts
-    with pytest.raises(ModelError, match=words) as fault:
+    with pytest.raises(EndpointFault, match=words) as fault:
         endpoint(raw).answer(BODY)
     assert raw.url in fault.value.message and fault.value.kind == kind
 
 
 def test_an_endpoint_at_which_nobody_listens_is_unreachable():
-    with socket.socket() as taken, pytest.raises(ModelError) as fault:
+    with socket.socket() as taken, pytest.raises(EndpointFault) as fault:
         taken.bind(("127.0.0.1", 0))
         Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", "m", KEY, 20).answer(BODY)
     assert fault.value.kind == "unreachable" and fault.value.again
@@ -252,11 +253,11 @@ def test_an_endpoint_at_which_nobody_listens_is_unreachable():
 
 @pytest.mark.parametrize(
     ("parts", "pause", "words"),
-    [([HEAD % b"X: y", *[b" "] * 100], 0.2, "not whole within 1 s"), ([b"HTTP/1.1", b" "], 2, "Timeout")],
+    [([HEAD % b"X: y", *[b" "] * 100], 0.2, "not whole within 1 s"), ([b"HTTP/1.1", b" "], 2, "timed out")],
 )
 def test_an_answer_that_comes_too_slowly_is_given_up(raw, parts, pause, words):
     raw.parts, raw.pause = parts, pause
-    with pytest.raises(ModelError, match=words) as fault:
+    with pytest.raises(EndpointFault, match=words) as fault:
         Endpoint(raw.url, "m", KEY, 1).answer(BODY)
     assert fault.value.kind == "timeout"
 
@@ -279,7 +280,7 @@ def answers(*outcomes):
     def ask():
         calls.append(1)
         outcome = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        if isinstance(outcome, ModelError):
+        if isinstance(outcome, EndpointFault):
             raise outcome
         return outcome
 
@@ -291,9 +292,9 @@ def quick(monkeypatch):
     monkeypatch.setattr("policy.endpoint.BACKOFF_S", 0.001)
 
 
-BROKEN = ModelError(502, "broken", again=True, kind="connection_broken")
-BAD = ModelError(400, "bad")
-LIMITED = ModelError(429, "limited", again=True)
+BROKEN = EndpointFault("connection_broken", "broken", again=True)
+BAD = EndpointFault("status", "bad", status=400)
+LIMITED = EndpointFault("status", "limited", again=True, status=429)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_transport_is_tried_again_within_bounds_and_a_rate_limit_for_ever(quick,
 )
 def test_what_no_try_cures_is_raised(quick, outcomes, tries, calls, words):
     ask, called = answers(*outcomes)
-    with pytest.raises(ModelError, match=words) as fault:
+    with pytest.raises(EndpointFault, match=words) as fault:
         insist(ask, tries, threading.Event())
     assert len(called) == calls and fault.value.kind == outcomes[-1].kind
 
@@ -324,13 +325,16 @@ def test_what_no_try_cures_is_raised(quick, outcomes, tries, calls, words):
 def test_the_wait_is_the_one_the_endpoint_asks_for_and_ends_with_the_trial():
     ended, waits = threading.Event(), []
     ended.wait = lambda seconds: waits.append(seconds) or len(waits) > 2
-    fault = ModelError(429, "limited", {"Retry-After": "3"}, True)
-    with pytest.raises(ModelError, match="the time was up"):
+    fault = EndpointFault("status", "limited", True, 3, 429)
+    with pytest.raises(EndpointFault, match="the time was up"):
         insist(answers(fault)[0], 1, ended)
     assert waits == [3.0, 3.0, 3.0]
 
 
 def test_retry_after_is_a_number_or_a_date_within_bounds():
-    texts = ("3", "0.5", "-1", "99999", "soon", None, "", "Wed, 21 Oct 2015 07:28:00 GMT")
-    assert [retry_after(text) for text in texts] == [3, 0.5, 0, 600, None, None, None, 0]
-    assert 20 < retry_after(email.utils.formatdate(time.time() + 30, usegmt=True)) <= 30
+    def seconds(text):
+        return retry_after({"retry-after": text})
+
+    texts = ["3", "0.5", "-1", "1e9", "soon", "nan", "", "Wed, 21 Oct 2015 07:28:00 GMT"]
+    assert [seconds(text) for text in texts] == [3, 0.5, 0, 86_400, None, None, None, 0]
+    assert 20 < seconds(email.utils.formatdate(time.time() + 30, usegmt=True)) <= 30
