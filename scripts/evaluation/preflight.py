@@ -48,7 +48,6 @@ CURES = {
     FAILED: "see the endpoint's log; lower EVAL_CONCURRENCY if it cannot take so many calls at once",
 }
 HINTS = {
-    "status": "; see the endpoint's log",
     "quota": "; raise the account's limit, or use another key (MODEL_API_KEY)",
     "prompt_too_long": "; start the endpoint with a larger context (vLLM --max-model-len, llama.cpp -c)",
     "unreachable": "; is the endpoint up, and MODEL_URL right?",
@@ -128,6 +127,8 @@ def look(endpoint: Endpoint, task_rows: Sequence[Row], tries: int, seconds: floa
     try:
         answer = _patiently(lambda: endpoint.answer(request(row, call)), tries, seconds)
     except (EndpointFault, PolicyFault) as fault:
+        if isinstance(fault, EndpointFault) and fault.kind == NO_CALLS:
+            return endpoint.model  # a matter of its parser, which `crowd` judges
         raise Failure(f"MODEL_URL: {fault.message}{_hint(endpoint, fault)}") from None
     return failure.printable(answer.get("model") or endpoint.model)[:NAME_LENGTH]
 
@@ -143,6 +144,8 @@ def _hint(endpoint: Endpoint, fault: EndpointFault | PolicyFault) -> str:
         return f"; it lists {', '.join(listed[:5])}, not MODEL={endpoint.model}; if that is a name of it, {wire}"
     if fault.status in (401, 403):
         return "; MODEL_API_KEY is missing or not the right one"
+    if fault.kind == "status":
+        return HINTS["unreachable"] if fault.status >= 500 else ""
     return HINTS.get(fault.kind, "")
 
 

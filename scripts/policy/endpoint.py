@@ -271,10 +271,16 @@ def as_policy(
     seconds: float = math.inf,
     limited: Callable[[bool], None] = lambda begins: None,
 ) -> Body:
-    """The endpoint's answer, for a model API: a fault becomes the ModelError that tells the Gateway whose it is."""
+    """The endpoint's answer for a model API, asked for as `insist` does. Raises ModelError."""
     try:
         return insist(lambda: endpoint.answer(body), tries, ended, seconds, limited)
-    except PolicyFault as fault:
-        raise ModelError(400, fault.message, {"x-should-retry": "false"}, code=fault.reason) from None
-    except EndpointFault as fault:
-        raise ModelError(GAVE_UP, fault.message, kind=fault.kind) from None
+    except (EndpointFault, PolicyFault) as fault:
+        raise in_answer(fault, GAVE_UP) from None
+
+
+def in_answer(fault: EndpointFault | PolicyFault, status: int | None = None) -> ModelError:
+    """The model API's answer to a fault: it tells the Gateway whose fault it is, and (without `status`) what came."""
+    if isinstance(fault, PolicyFault):
+        return ModelError(400, fault.message, {"x-should-retry": "false"}, code=fault.reason)
+    wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:.0f}"}
+    return ModelError(status or fault.status, fault.message, wait, fault.kind)

@@ -38,7 +38,8 @@ from common import terminal
 from common.failure import Failure
 from gateway import launch
 from policy import model_api
-from policy.endpoint import Endpoint, as_policy
+from policy.endpoint import Endpoint, in_answer
+from policy.replies import EndpointFault, PolicyFault
 from rollouts import dump, prompts, samples
 from rollouts.agent_processes import Agents, Stopping
 from rollouts.samples import DumpRecord
@@ -85,7 +86,14 @@ def choose_policy(name: str, timeout_s: float) -> Callable[[model_api.Session, d
     if not settings.MODEL_URL:
         raise Failure("MODEL_URL is empty; the policy `endpoint` asks the model there: make ... MODEL_URL=http://...")
     endpoint = Endpoint(settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, timeout_s)
-    return lambda session, body: as_policy(endpoint, body, 1, session.ended)
+
+    def ask(session: model_api.Session, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return endpoint.answer(body)
+        except (EndpointFault, PolicyFault) as fault:
+            raise in_answer(fault) from None
+
+    return ask
 
 
 class Rollouts:
