@@ -1,6 +1,7 @@
 """Model calls against a scripted endpoint: what is sent, what is sent again, what becomes of each answer."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nemo_gym.openai_utils import NeMoGymResponse
 
-from gateway.model_calls import EndpointFault, ModelCalls, TooManyCalls, complete, outgoing
+from gateway.model_calls import ITEMS_PER_CALL, MAX_TOKENS, EndpointFault, ModelCalls, TooManyCalls, complete, outgoing
 from gateway.payload import ROLLOUT_KEY, Endpoint
 
 SECRET = "bearer-that-nobody-may-see"
@@ -122,7 +123,7 @@ def test_outgoing_leaves_the_agents_body_alone_and_sends_no_empty_metadata():
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_an_explicit_status_is_tried_again(status):
+def test_an_explicit_status_is_tried_again_with_the_same_call(status):
     given, server = call(answer("busy", status), answer("busy", status), answer(ANSWER))
     assert given["id"] == "r1" and len(server.seen) == 3
     assert len({json.dumps(sent) for _, _, sent in server.seen}) == 1
@@ -166,31 +167,29 @@ def test_a_broken_connection_is_never_tried_again():
     assert error.kind == "connection_broken" and len(server.seen) == 1
 
 
-def test_an_answer_that_breaks_off_is_never_asked_for_again():
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
-    async def run(*pieces):
-        accepted = []
 
-        async def serve(reader, writer):
-            accepted.append(await reader.readuntil(b"\r\n\r\n"))
-            for piece in pieces:
-                writer.write(piece)
-            await writer.drain()
-            writer.close()
+@pytest.mark.parametrize("text", [HEAD + b'{"id": ', b"", b"SSH-2.0-OpenSSH\r\n"])
+def test_an_answer_that_breaks_off_is_never_asked_for_again(text):
+    accepted = []
 
+    async def serve(reader, writer):
+        accepted.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(text)
+        await writer.drain()
+        writer.close()
+
+    async def run():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/responses"
-        async with aiohttp.ClientSession() as http:
+        async with server, aiohttp.ClientSession() as http:
             calls = ModelCalls(http, SimpleNamespace(**LIMITS), NeMoGymResponse.model_validate)
-            with pytest.raises(EndpointFault) as error:
-                await calls.forward(Endpoint(url, "m", {}, ()), {}, BODY, asyncio.get_running_loop().time() + 10)
-        server.close()
-        return error.value.kind, len(accepted)
+            await calls.forward(Endpoint(url, "m", {}, ()), {}, BODY, asyncio.get_running_loop().time() + 10)
 
-    assert asyncio.run(run(head, b'{"id": ')) == ("connection_broken", 1)
-    assert asyncio.run(run()) == ("connection_broken", 1)
-    assert asyncio.run(run(b"SSH-2.0-OpenSSH\r\n")) == ("connection_broken", 1)
+    with pytest.raises(EndpointFault) as error:
+        asyncio.run(run())
+    assert (error.value.kind, len(accepted)) == ("connection_broken", 1)
 
 
 def test_nobody_there_is_named():
@@ -215,32 +214,24 @@ def test_the_deadline_lies_over_everything():
 # --- what becomes of an answer -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        ("garbage", "not_json"),
-        ("", "not_json"),
-        (b"\xff\xfe\x00", "not_json"),
-        ('{"output": [NaN]}', "not_json"),
-        ([ANSWER], "schema"),
-        ("null", "schema"),
-        ({"choices": []}, "schema"),
-        ({"output": None}, "schema"),
-        ({"output": "text"}, "schema"),
-        ({"error": {"message": "no"}}, "error_body"),
-        (ANSWER | {"error": {"code": "server_error", "message": "no"}}, "error_body"),
-        (ANSWER | {"status": "failed"}, "error_body"),
-        (ANSWER | {"status": "cancelled"}, "error_body"),
-        (ANSWER | {"output": [None]}, "schema"),
-        (ANSWER | {"output": ["text"]}, "schema"),
-        (ANSWER | {"output": [{"type": "unknown"}]}, "schema"),
-        (ANSWER | {"output": [CALL | {"arguments": {"a": 1}}]}, "schema"),
-        (ANSWER | {"output": [CALL | {"name": None}]}, "schema"),
-        (ANSWER | {"output": [MESSAGE | {"content": 7}]}, "schema"),
-        (ANSWER | {"created_at": "yesterday"}, "schema"),
-        (ANSWER | {"usage": "much"}, "schema"),
-    ],
-)
+DEEP = json.loads("[" * 300 + "]" * 300)
+NO_ANSWERS = [
+    *((text, "not_json") for text in ("garbage", "", b"\xff\xfe\x00", '{"output": [NaN]}')),
+    *((body, "schema") for body in ([ANSWER], "null", {"choices": []}, {"output": None}, {"output": "text"})),
+    ({"error": {"message": "no"}}, "error_body"),
+    (ANSWER | {"error": {"code": "server_error", "message": "no"}}, "error_body"),
+    *((ANSWER | {"status": status}, "error_body") for status in ("failed", "cancelled")),
+    *(
+        (ANSWER | {"output": [item]}, "schema")
+        for item in (None, "text", {"type": "unknown"}, MESSAGE | {"content": 7})
+    ),
+    *((ANSWER | {"output": [CALL | changes]}, "schema") for changes in ({"arguments": {"a": 1}}, {"name": None})),
+    # The last can be read, but not be written again.
+    *((ANSWER | changes, "schema") for changes in ({"created_at": "yesterday"}, {"usage": "much"}, {"extra": DEEP})),
+]
+
+
+@pytest.mark.parametrize(("body", "kind"), NO_ANSWERS)
 def test_an_answer_that_is_none_is_named_by_its_kind_and_final(body, kind):
     error, server = fault(answer(body))
     assert error.kind == kind and len(server.seen) == 1
@@ -255,11 +246,14 @@ def test_an_answer_may_be_as_large_as_the_bound_and_no_larger():
     assert fault(answer(padded + b" ", 500))[0].kind == "too_large"
 
 
-def test_more_tool_calls_than_the_bound_are_the_policys_fault():
-    given, _ = call(answer(ANSWER | {"output": [CALL] * 3}))
-    assert len(given["output"]) == 3
-    error, server = call(answer(ANSWER | {"output": [CALL] * 4}))
-    assert isinstance(error, TooManyCalls) and "4 tool calls" in str(error) and len(server.seen) == 1
+@pytest.mark.parametrize(
+    ("item", "most", "what"), [(CALL, 3, "tool calls"), (MESSAGE | {"id": "m"}, 3 * ITEMS_PER_CALL, "items")]
+)
+def test_more_calls_or_items_than_the_bound_are_the_policys_fault(item, most, what):
+    given, _ = call(answer(ANSWER | {"output": [item] * most}))
+    assert len(given["output"]) == most
+    error, server = call(answer(ANSWER | {"output": [item] * (most + 1)}))
+    assert isinstance(error, TooManyCalls) and f"{most + 1} {what}" in str(error) and len(server.seen) == 1
 
 
 def test_what_the_trainers_api_leaves_out_is_filled_in():
@@ -294,6 +288,7 @@ def test_what_is_there_stays_as_it_is():
         "usage": usage,
         "parallel_tool_calls": True,
         "tool_choice": "required",
+        "tools": [{"name": "large"}],
         "output": [MESSAGE | {"id": "m1"}, CALL | {"id": "f1"}, reasoning],
         "status": "incomplete",
         "incomplete_details": {"reason": "max_output_tokens"},
@@ -303,16 +298,17 @@ def test_what_is_there_stays_as_it_is():
     assert complete(json.loads(json.dumps(given))) == given, "completing twice is completing once"
 
 
-def test_the_tools_of_the_request_do_not_travel_back():
-    assert complete(json.loads(json.dumps(ANSWER | {"tools": [{"name": "x" * 1000}]})))["tools"] == []
-
-
 @pytest.mark.parametrize(
     "usage", [None, {}, {"input_tokens": None}, {"input_tokens": 1, "output_tokens_details": None}]
 )
 def test_usage_may_be_left_out_in_part_or_whole(usage):
     given, _ = call(answer(ANSWER | {"usage": usage}))
     assert given["usage"] is None or given["usage"]["total_tokens"] in (0, 1)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(5, 5), (MAX_TOKENS, MAX_TOKENS), (2**63, 0), (True, 0), (-1, 0)])
+def test_token_counts_are_numbers_that_can_be_stored(count, taken):
+    assert complete({"output": [], "usage": {"input_tokens": count}})["usage"]["input_tokens"] == taken
 
 
 JSON = st.recursive(
@@ -328,28 +324,32 @@ ITEMS = st.dictionaries(st.sampled_from(ITEM_KEYS), JSON, max_size=5) | st.build
 USAGE_KEYS = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
 ANSWERS = st.fixed_dictionaries(
     {"output": st.lists(ITEMS | JSON, max_size=3)},
-    optional={
-        "usage": JSON | st.dictionaries(st.sampled_from(USAGE_KEYS), JSON, max_size=4),
-        "id": JSON,
-        "created_at": JSON,
-        "model": JSON,
-        "tool_choice": JSON,
-        "parallel_tool_calls": JSON,
-        "incomplete_details": JSON,
-        "text": JSON,
-    },
+    optional={"usage": JSON | st.dictionaries(st.sampled_from(USAGE_KEYS), JSON, max_size=4)}
+    | dict.fromkeys(
+        ("id", "created_at", "model", "tool_choice", "parallel_tool_calls", "incomplete_details", "text"), JSON
+    ),
 )
+
+
+class Answered:
+    """An HTTP client, its answer, and the answer's content."""
+
+    status, headers = 200, {}
+
+    def __init__(self, body):
+        self.body, self.content = body, self
+
+    def post(self, *_, **__):
+        return contextlib.nullcontext(self)
+
+    async def iter_any(self):
+        yield json.dumps(self.body).encode()
 
 
 @settings(max_examples=150, deadline=None)
 @given(ANSWERS)
-def test_no_answer_is_more_than_a_fault_of_the_endpoint(made):
-    calls = ModelCalls(None, SimpleNamespace(**LIMITS), NeMoGymResponse.model_validate)
-
-    async def insist(endpoint, request):
-        return 200, json.dumps(made).encode()
-
-    calls._insist = insist
+def test_no_answer_is_more_than_a_fault_of_the_endpoint(body):
+    calls = ModelCalls(Answered(body), SimpleNamespace(**LIMITS), NeMoGymResponse.model_validate)
 
     async def run():
         deadline = asyncio.get_running_loop().time() + 60
