@@ -85,13 +85,9 @@ class Pair:
     """
 
     def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        agent_url: str,
-        resource_url: str,
-        cleanup_timeout_s: float,
-        on_lost: Callable[[Pair, Outcome], None],
-    ) -> None:
+        self, http: aiohttp.ClientSession, agent_url: str, resource_url: str,
+        cleanup_timeout_s: float, on_lost: Callable[[Pair, Outcome], None],
+    ) -> None:  # fmt: skip
         self.http, self.agent_url, self.resource_url = http, agent_url, resource_url
         self.cleanup_timeout_s, self.on_lost = cleanup_timeout_s, on_lost
         self.on_change: Callable[[], None] = lambda: None

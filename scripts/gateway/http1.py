@@ -21,6 +21,7 @@ from gateway.payload import ApiError
 
 HEAD_TIMEOUT_S = 30
 DRAIN_S = 2
+Answering = Callable[[Any], Awaitable[web.StreamResponse]]
 # A trial's id has at most 200 characters; each header has aiohttp's 8,190 bytes.
 LINE_BYTES, HEADERS = 16 << 10, 64
 BACKLOG = 2048
@@ -59,12 +60,8 @@ class Connection(web.RequestHandler):
             body.feed_eof()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
+        self, request: Any, status: int = 500, exc: Any = None, message: str | None = None
+    ) -> web.Response:
         reason = (message or "").partition(":\n")[0]  # the client's bytes follow
         if "Content-Length" in reason and "Transfer-Encoding" in reason:
             error = ApiError(400, "ambiguous_length", "Content-Length and Transfer-Encoding exclude one another")
@@ -86,7 +83,7 @@ class Request(web.BaseRequest):
 class Connections(web.Server):
     """The connections to one application, which answers each Request and raises nothing."""
 
-    def __init__(self, application: Callable[[Any], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(self, application: Answering) -> None:
         super().__init__(application, request_factory=self._request)
 
     def _request(self, *parts: Any) -> Request:
@@ -105,9 +102,7 @@ class Connections(web.Server):
         return Connection(self, loop=self._loop, **options)
 
 
-async def serve(
-    application: Callable[[Any], Awaitable[web.StreamResponse]], hosts: Iterable[str], port: int
-) -> web.ServerRunner:
+async def serve(application: Answering, hosts: Iterable[str], port: int) -> web.ServerRunner:
     """Serve an application at addresses of this machine; the runner's `cleanup` ends that."""
     runner = web.ServerRunner(Connections(application), shutdown_timeout=END_TIMEOUT_S)
     await runner.setup()

@@ -17,14 +17,13 @@ class Metrics:
         self._ended = Counter("gateway_trials_ended", "Ended trials", ["status", "code"], registry=registry)
         self._rewards = Counter("gateway_rewards", "Rewards given", ["reward"], registry=registry)
         self._faults = Counter("gateway_endpoint_faults", "Faults of model endpoints", ["kind"], registry=registry)
-        self._queue = Histogram(
-            "gateway_queue_seconds", "Time from creation to start", buckets=LATENCIES_S, registry=registry
-        )
-        self._trial = Histogram(
-            "gateway_trial_seconds", "Time from creation to end", buckets=LATENCIES_S, registry=registry
-        )
-        self._call = Histogram(
-            "gateway_model_call_seconds", "Time of a model call", buckets=LATENCIES_S, registry=registry
+        self._queue, self._trial, self._call = (
+            Histogram(f"gateway_{name}_seconds", text, buckets=LATENCIES_S, registry=registry)
+            for name, text in (
+                ("queue", "Time from creation to start"),
+                ("trial", "Time from creation to end"),
+                ("model_call", "Time of a model call"),
+            )
         )
         self._gauges = {
             name: Gauge(f"gateway_{name}", text, registry=registry)

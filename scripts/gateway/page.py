@@ -25,10 +25,7 @@ HEADERS = {
 
 
 def routes(
-    settings: Settings,
-    trusted: Callable[[web.BaseRequest], bool],
-    trials: Trials,
-    health: Callable[[], dict[str, Any]],
+    settings: Settings, trusted: Callable[[web.BaseRequest], bool], trials: Trials, health: Callable[[], dict[str, Any]]
 ) -> list[tuple[str, str, Callable[..., Awaitable[web.Response]]]]:
     """[(method, path, handler)] of the two routes; `trusted(request)`: it may see all; `health` as for /readyz."""
     text, policy = inline.load("gateway.html", connect="'self'")

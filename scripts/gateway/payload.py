@@ -153,12 +153,9 @@ class Registry:
     """What this Gateway runs and from where: turns payloads into TrialRequests."""
 
     def __init__(
-        self,
-        networks: Collection[Network],
-        own_ports: Collection[int],
-        check_params: Callable[[Mapping[str, Any]], BaseModel],
-        salt: bytes,
-    ) -> None:
+        self, networks: Collection[Network], own_ports: Collection[int],
+        check_params: Callable[[Mapping[str, Any]], BaseModel], salt: bytes,
+    ) -> None:  # fmt: skip
         """`check_params` gives NeMo Gym's model of the parameters, or raises pydantic's ValidationError."""
         self.networks, self.own_ports, self.check_params = networks, own_ports, check_params
         self._tasks = KnownTasks(salt)

@@ -225,13 +225,9 @@ class DockerGraph:
     container: Container  # set by `start`
 
     def __init__(
-        self,
-        client: DockerClient,
-        settings: Settings,
-        image: Image,
-        variables: Mapping[str, str],
-        check_ports: Callable[[Settings], None],
-    ) -> None:
+        self, client: DockerClient, settings: Settings, image: Image,
+        variables: Mapping[str, str], check_ports: Callable[[Settings], None],
+    ) -> None:  # fmt: skip
         self.client, self.settings, self.image = client, settings, image
         self.variables, self.check_ports = variables, check_ports
 

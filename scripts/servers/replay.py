@@ -181,14 +181,9 @@ def _row(table: str, row: str, mine: Row | None, wanted: Row | None, before: Row
 
 
 def _difference(
-    kind: str,
-    table: str,
-    row: str | None,
-    column: str | None = None,
-    policy: Value = None,
-    truth: Value = None,
-    before: Value = None,
-) -> Difference:
+    kind: str, table: str, row: str | None,
+    column: str | None = None, policy: Value = None, truth: Value = None, before: Value = None,
+) -> Difference:  # fmt: skip
     place = _place(table, row)
     sentences = {
         "changed": f"{place} {column}: {_quoted(policy)}, ground truth has {_quoted(truth)}",

@@ -48,8 +48,8 @@ def port(monkeypatch):
 
 @pytest.fixture
 def connection(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
-        yield made
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connected:
+        yield connected
 
 
 def answered(connection):
@@ -230,10 +230,10 @@ def test_what_came_of_a_broken_body_is_let_go_at_once(port, end):
     sent = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n" + end
 
     def send():
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
-            made.sendall(sent)
-            made.shutdown(socket.SHUT_WR)
-            until_closed(made)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            until_closed(connection)
 
     send()
     gc.collect()

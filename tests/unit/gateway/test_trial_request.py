@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from common import program
 from common import settings as variables
 from common.failure import Failure
 from common.settings import read_token
@@ -34,7 +35,7 @@ def test_the_client_goes_to_the_gateway_of_its_session_and_to_no_other(sample): 
         chosen = one if trial_request.gateway_of(urls, SESSION_ID) == one.url else other
         assert sample.run(one, GYM_URLS=",".join(urls))[0] == 0
         assert len(chosen.seen("create")) == 1
-        assert not [each for each in (one, other) if each is not chosen and each.requests]
+        assert not (other if chosen is one else one).requests
 
 
 def test_the_token_comes_from_a_file(sample, tmp_path):  # noqa: F811
@@ -46,19 +47,16 @@ def test_the_token_comes_from_a_file(sample, tmp_path):  # noqa: F811
     assert gateway.seen("create")[0].headers["Authorization"] == f"Bearer {TOKEN}"
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("é", "not ASCII"), ("a b", "not one line")])
-def test_a_token_file_that_cannot_be_used_is_named(tmp_path, content, said):
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("é", "not ASCII"), ("a b", "not one line")])
+def test_a_token_file_that_cannot_be_used_is_named_unless_the_environment_has_the_token(tmp_path, content, words):
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    settings = variables.load(environment={"GATEWAY_TOKEN_FILE": str(path)}, dotenv=tmp_path / "none")
-    with pytest.raises(Failure, match=said):
-        read_token(settings)
-
-
-def test_a_token_in_the_environment_goes_before_the_file():
-    environment = {"GATEWAY_TOKEN": "one", "GATEWAY_TOKEN_FILE": "/nowhere"}
-    assert read_token(variables.load(environment=environment)) == "one"
+    in_file = {"GATEWAY_TOKEN_FILE": str(path)}
+    with pytest.raises(Failure, match=words):
+        read_token(variables.load(environment=in_file, dotenv=tmp_path / "none"))
+    both = variables.load(environment=in_file | {"GATEWAY_TOKEN": "one"}, dotenv=tmp_path / "none")
+    assert read_token(both) == "one"
 
 
 def test_the_gateway_asks_for_the_token_in_the_file(tmp_path):
@@ -71,10 +69,10 @@ def test_the_gateway_asks_for_the_token_in_the_file(tmp_path):
 
     with served(routes.public(settings, SimpleNamespace(show=show), None, None)) as port:
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-        assert client.get("/v1/trials/one").status_code == 401
-        assert client.get("/v1/trials/one", headers={"Authorization": "Bearer another"}).status_code == 401
-        answer = client.get("/v1/trials/one", headers={"Authorization": f"Bearer {TOKEN}"})
-    assert (answer.status_code, answer.json()) == (200, {"request_id": "one"})
+        given = ({}, {"Authorization": "Bearer another"}, {"Authorization": f"Bearer {TOKEN}"})
+        answers = [client.get("/v1/trials/one", headers=headers) for headers in given]
+    assert [answer.status_code for answer in answers] == [401, 401, 200]
+    assert answers[2].json() == {"request_id": "one"}
 
 
 def test_gateway_urls_are_urls(tmp_path):
@@ -89,12 +87,11 @@ def test_gateway_urls_are_urls(tmp_path):
 
 @pytest.mark.parametrize("python", ["/usr/bin/python3", "python3.10", "python3.11", "python3.13"])
 def test_the_client_runs_under_other_pythons(tmp_path, python):
-    found = shutil.which(python)
-    if not found or subprocess.run([found, "-c", ""], capture_output=True).returncode:
+    path = shutil.which(python)
+    if not path or subprocess.run([path, "-c", ""], capture_output=True).returncode:
         pytest.skip(f"no {python} here")
-    one = Sample(tmp_path)
     with ScriptedGateway() as gateway:
-        environment = one.variables | {"NEMO_GYM_URL": gateway.url}
-        command = [found, str(variables.ROOT / "scripts" / "session_client.py")]
+        environment = Sample(tmp_path).variables | {"NEMO_GYM_URL": gateway.url}
+        command = program.stage("session_client", python=path)
         done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from resources_servers.workplace_assistant import utils as patched
 
-from common.settings import ROOT
 from support import odd_actions, unpatched_environment
+from support.task_rows import SHARED_DATA
 
 SEQUENCES = int(os.environ.get("ENVIRONMENT_SEQUENCES", "2000"))
-TRACES = ROOT.parent / "shared" / "data"
 MODULES = re.compile(rb"[\w.]+\.workplace_assistant_tools\.(fast_)?")
 TOOLKITS = ["email", "calendar", "analytics", "project_management", "customer_relationship_manager"]
 
@@ -66,9 +65,9 @@ def assert_same(unpatched, actions, other):
     assert outputs(patched, actions) == outputs(unpatched, actions)
     (result, printed), (expected, lines) = verdict(patched, actions, other), verdict(unpatched, actions, other)
     assert result == expected
-    # The faults of calls that only read are left out; the others are told as they were, in their order.
-    told = iter(lines)
-    assert all(line in told for line in printed)
+    # The faults of calls that only read are left out; the others are printed as they were, in their order.
+    rest = iter(lines)
+    assert all(line in rest for line in printed)
 
 
 @pytest.mark.slow
@@ -87,23 +86,18 @@ def test_the_same_outputs_and_rewards_for_drawn_actions(unpatched, data):
     assert_same(unpatched, actions, data.draw(odd_actions.variants(actions)))
 
 
-def traces():
-    """Recorded runs as (actions, ground truth, reward)."""
-    truths = {row["id"]: row["ground_truth"] for row in read_lines("workbench_dev.jsonl")}
-    for run in read_lines("workbench_traces_dev.jsonl"):
-        yield run["actions"], truths[run["task_id"]], run["reward"]
-
-
 def read_lines(name):
-    return [json.loads(line) for line in (TRACES / name).open()]
+    return [json.loads(line) for line in (SHARED_DATA / name).open()]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.shared_data
 def test_the_same_outputs_and_the_recorded_rewards_for_recorded_runs(unpatched):
-    for actions, ground_truth, reward in traces():
-        assert verdict(patched, actions, ground_truth)[0] == reward
+    truths = {row["id"]: row["ground_truth"] for row in read_lines("workbench_dev.jsonl")}
+    for run in read_lines("workbench_traces_dev.jsonl"):
+        actions, ground_truth = run["actions"], truths[run["task_id"]]
+        assert verdict(patched, actions, ground_truth)[0] == run["reward"]
         assert verdict(patched, ground_truth, ground_truth)[0]
         assert outputs(patched, actions) == outputs(unpatched, actions)
 

@@ -53,23 +53,15 @@ def conversation(client, row):
     call = model_api.function_call(SEARCH[0], json.dumps(SEARCH[1])) | {"id": "one", "call_id": "one"}
     response = model_api.answered([call]) | {"id": "r", "created_at": 1.0}
     response |= {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
-    return [
-        shown(client.get("/")),
-        shown(client.post(f"/{SEARCH[0]}", json=SEARCH[1])),
-        shown(client.post("/seed_session", json=row | {"rollout_id": "r"})),
-        shown(client.post(f"/{SEARCH[0]}", json=SEARCH[1])),
-        shown(client.post(f"/{SEARCH[0]}", content=b"[1]")),
-        shown(client.post(f"/{SEARCH[0]}", content=b"{")),
-        shown(client.post("/no_such_tool", json={})),
-        shown(client.get("/cleanup/r")),
-        shown(client.post("/verify", json=row | {"response": response})),
-        shown(client.post("/verify", json=row)),
-        shown(client.post("/seed_session", json={"rollout_id": "r"})),
-        shown(client.get("/no/such/path")),
-        shown(client.delete("/sessions")),
-        shown(client.get("/fault/value")),
-        shown(client.get("/fault/key")),
-    ]
+    search = (f"/{SEARCH[0]}", {"json": SEARCH[1]})
+    posts = [
+        search, ("/seed_session", {"json": row | {"rollout_id": "r"}}), search, (search[0], {"content": b"[1]"}),
+        (search[0], {"content": b"{"}), ("/no_such_tool", {"json": {}}), ("/verify", {"json": row}),
+        ("/verify", {"json": row | {"response": response}}), ("/seed_session", {"json": {"rollout_id": "r"}}),
+    ]  # fmt: skip
+    answers = [shown(client.post(path, **body)) for path, body in posts]
+    gets = ("/", "/cleanup/r", "/no/such/path", "/fault/value", "/fault/key")
+    return [*answers, *(shown(client.get(path)) for path in gets), shown(client.delete("/sessions"))]
 
 
 def test_plain_middleware_answers_as_starlettes_does(monkeypatch):
@@ -93,19 +85,25 @@ def call(name, arguments):
     return model_api.function_call(name, arguments) | {"id": f"fc_{name}", "call_id": f"call_{name}"}
 
 
-def said(*items, **more):
+def reply(*items, **more):
     fixed = {"id": "resp_1", "created_at": 1.5, "tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
     return model_api.answered(list(items)) | fixed | more
 
 
 DONE = model_api.message("Done: é \U0001f600") | {"id": "msg_1"}
 POLICIES = {
-    "calls": [said(REASONING, call("email_search_emails", '{"query": "x"}'), usage=USAGE), said(DONE, usage=USAGE)],
-    "two at once": [said(call("email_search_emails", "{}"), call("email_reply_email", '{"body": "é"}')), said(DONE)],
-    "odd calls": [said(call("email_search_emails", "{"), call("verify", "{}"), call("x", "[]")), said(DONE)],
-    "no call": [said(DONE)],
-    "cut short": [said(DONE, incomplete_details={"reason": "max_output_tokens"}, status="incomplete")],
-    "for ever": [said(call("email_search_emails", '{"query": "x"}'))] * 9,
+    "calls": [
+        reply(REASONING, call("email_search_emails", '{"query": "x"}'), usage=USAGE),
+        reply(DONE, usage=USAGE),
+    ],
+    "two at once": [
+        reply(call("email_search_emails", "{}"), call("email_reply_email", '{"body": "é"}')),
+        reply(DONE),
+    ],
+    "odd calls": [reply(call("email_search_emails", "{"), call("verify", "{}"), call("x", "[]")), reply(DONE)],
+    "no call": [reply(DONE)],
+    "cut short": [reply(DONE, incomplete_details={"reason": "max_output_tokens"}, status="incomplete")],
+    "for ever": [reply(call("email_search_emails", '{"query": "x"}'))] * 9,
     "no response": [{"output": "nonsense"}],
 }
 
@@ -178,19 +176,13 @@ def rolled_out(monkeypatch, row, answers, over_http):
 
 def odd_rows(row):
     params = row["responses_create_params"]
+    output = {"type": "function_call_output", "call_id": "call_x", "output": "o"}
     for changes in (
         {"input": "as text"},
         {"temperature": 1, "top_p": 0.5, "max_output_tokens": 7, "metadata": {"a": "b"}},
         {"tool_choice": {"type": "function", "name": "email_search_emails"}, "parallel_tool_calls": False},
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
-        {
-            "input": [
-                *params["input"],
-                DONE,
-                call("x", "{}"),
-                {"type": "function_call_output", "call_id": "call_x", "output": "o"},
-            ]
-        },
+        {"input": [*params["input"], DONE, call("x", "{}"), output]},
     ):
         yield row | {"responses_create_params": params | changes}
 
@@ -215,7 +207,7 @@ def test_so_it_does_with_odd_rows(monkeypatch):
         assert_same(monkeypatch, row, "calls")
 
 
-@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs ../shared/data")
+@pytest.mark.shared_data
 def test_so_it_does_with_other_rows(monkeypatch):
     for row in read_rows(SHARED_DATA / "workbench_dev.jsonl")[::10]:
         assert_same(monkeypatch, row, "calls")

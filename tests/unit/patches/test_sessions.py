@@ -1,5 +1,7 @@
 """The session table that the first patch adds to the resource server."""
 
+from types import SimpleNamespace
+
 import pytest
 
 sessions = pytest.importorskip(
@@ -9,30 +11,21 @@ sessions = pytest.importorskip(
 AGE_S = 100
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
 def table(clock, monkeypatch):
+    """A table of which at the end is checked that what it holds by session and by rollout agrees, in order of time."""
     monkeypatch.setenv("GYM_SESSION_MAX_AGE_S", str(AGE_S))
-    return sessions.Sessions(clock)
-
-
-def check_tables(table):
-    """The three tables tell the same story."""
+    table = sessions.Sessions(lambda: clock.now)
+    yield table
     by_rollout = {rollout: session for session, (_, rollout, _) in table._open.items() if rollout is not None}
     assert table._session_of == by_rollout
-    assert [used for used, _, _ in table._open.values()] == sorted(used for used, _, _ in table._open.values())
-    assert list(table._ended.values()) == sorted(table._ended.values())
+    for moments in ([used for used, _, _ in table._open.values()], list(table._ended.values())):
+        assert moments == sorted(moments)
 
 
 def test_a_session_serves_its_own_tools_until_its_rollout_ends(table):
@@ -44,10 +37,9 @@ def test_a_session_serves_its_own_tools_until_its_rollout_ends(table):
     assert table.is_clean("r1") and table.use("s1") is None and table.use("s2") == "tools-2"
     table.end_rollout("r2")
     assert table.is_clean("r2") and table.use("s2") is None and table.count() == 0
-    check_tables(table)
 
 
-def test_a_rollout_that_ended_never_opens_again(table, clock):
+def test_a_rollout_that_ended_never_opens_again(table):
     table.open("s1", "verified", "tools")
     table.end_session("s1")
     table.end_rollout("cleaned-before-it-came")
@@ -66,7 +58,6 @@ def test_ends_may_be_said_twice_and_of_nobody(table):
         table.end_session("s1")
         table.end_rollout("r1")
     assert table.count() == 0 and table.is_clean("r1")
-    check_tables(table)
 
 
 def test_seeding_again_leaves_one_state(table):
@@ -77,7 +68,6 @@ def test_seeding_again_leaves_one_state(table):
     assert table.count() == 1 and table.use("s1") is None and table.use("s2") == "newest"
     table.open("s2", "r2", "another rollout's")
     assert table.is_clean("r1") and not table.is_clean("r2")
-    check_tables(table)
 
 
 def test_a_session_without_a_rollout_works_as_upstream(table):
@@ -87,7 +77,6 @@ def test_a_session_without_a_rollout_works_as_upstream(table):
     table.end_session("s1")
     table.open("s1", None, "again")
     assert table.use("s1") == "again" and not table._ended
-    check_tables(table)
 
 
 def test_what_nobody_used_for_its_age_leaves_in_order_of_use(table, clock):
@@ -101,7 +90,6 @@ def test_what_nobody_used_for_its_age_leaves_in_order_of_use(table, clock):
     clock.now = 20 + AGE_S + 1.0
     assert table.count() == 3
     assert table.is_clean("r1") and table.is_clean("r2") and table.use("s0") == 0
-    check_tables(table)
     clock.now = 1000.0
     assert table.count() == 0
     assert all(table.is_clean(f"r{number}") for number in range(5))
@@ -112,7 +100,6 @@ def test_opening_expires_too_so_that_memory_is_bounded_without_anybody_asking(ta
         clock.now = float(number)
         table.open(f"s{number}", f"r{number}", number)
         assert len(table._open) <= AGE_S + 1 and len(table._ended) <= AGE_S + 1
-    check_tables(table)
 
 
 def test_an_expired_rollout_stays_ended_for_its_age_again(table, clock):
@@ -128,7 +115,7 @@ def test_an_expired_rollout_stays_ended_for_its_age_again(table, clock):
 
 def test_without_a_variable_nothing_expires(clock, monkeypatch):
     monkeypatch.delenv("GYM_SESSION_MAX_AGE_S", raising=False)
-    table = sessions.Sessions(clock)
+    table = sessions.Sessions(lambda: clock.now)
     table.open("s1", "r1", "tools")
     clock.now = 1e12
     assert table.count() == 1

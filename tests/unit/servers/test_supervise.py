@@ -26,24 +26,19 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 @pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch, free_port):
+def server(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     for name, value in {"LOOK_EVERY_S": 0, "LOOK_TIMEOUT_S": 0.5, "HANG_S": 1, "BACKOFF_S": (0,)}.items():
         monkeypatch.setattr(supervise, name, value)
     program = tmp_path / "server.py"
     program.write_text(SCRIPT)
     settings = variables.load({"RUN_DIR": str(tmp_path)}, environment={}, dotenv=tmp_path / "none")
     environment = processes.environment(settings, "gym")
-    command = f"exec {sys.executable} {program} {free_port}"
-    made = supervise.Server("it", f"http://127.0.0.1:{free_port}", command, tmp_path / "log", environment, tmp_path)
-    yield made
-    made.end(signal.SIGKILL, 0)
+    command = f"exec {sys.executable} {program} {port}"
+    started = supervise.Server("it", f"http://127.0.0.1:{port}", command, tmp_path / "log", environment, tmp_path)
+    yield started
+    started.end(signal.SIGKILL, 0)
 
 
 def watch_until(server, condition):
@@ -62,18 +57,11 @@ def test_a_healthy_server_is_left_alone(server):
     assert server.process.pid == first
 
 
-def test_a_dead_server_is_started_again(server):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1], ids=["dead", "hung"])
+def test_a_dead_or_hung_server_is_ended_and_started_again(server, number):
     first = server.process
     watch_until(server, lambda: server.answered)
-    first.kill()
-    first.wait()
-    watch_until(server, lambda: server.process.pid != first.pid and server.answered)
-
-
-def test_a_hung_server_is_ended_and_started_again(server):
-    first = server.process
-    watch_until(server, lambda: server.answered)
-    first.send_signal(signal.SIGUSR1)
+    first.send_signal(number)
     watch_until(server, lambda: server.process.pid != first.pid and server.answered)
     assert first.returncode == -signal.SIGKILL
 
