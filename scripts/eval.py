@@ -118,7 +118,7 @@ def run(settings: Settings, endpoint: Endpoint, jobs: list, writer: files.Writer
             if not lost:
                 passed, count = rewards.get(sample["row"], (0, 0))
                 rewards[sample["row"]] = passed + (sample["reward"] >= metrics.PASSED), count + 1
-            bar.step(text=tables.running(metrics.rate(list(rewards.values())), failed))
+            bar.step(text=tables.running(metrics.rate(list(rewards.values())), failed, sampler.waiting))
     finally:
         terminal.clear_line()
         sampler.stop()
@@ -132,6 +132,7 @@ def conclude(settings: Settings, task_rows: list, writer: files.Writer) -> int:
     result = {
         "config": evaluation.config,
         "metrics": metrics.summary(samples, expected, tools_of) | bounds.bounds(settings, task_rows),
+        "models_reported": sorted({name for sample in samples for name in sample.get("models_reported") or ()}),
         "failures": expected - len(samples),
         "times": times(samples),
     }

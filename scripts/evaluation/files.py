@@ -38,7 +38,8 @@ FAILURE_KEYS = {"row", "row_id", "category", "repeat", "status", "error"}
 NEEDED = {ROLLOUTS: SAMPLE_KEYS, FAILURES: FAILURE_KEYS}
 FIELDS = {ROLLOUTS: SAMPLE, FAILURES: FAILURE}
 # The rows may have moved: their hash tells whether they are the same.
-NOT_COMPARED = frozenset({"rows.path"})
+# What an endpoint calls its model may change from call to call: the names are recorded, MODEL has to match.
+NOT_COMPARED = frozenset({"rows.path", "model_reported"})
 ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -29,8 +29,11 @@ PASSED = 1.0
 TOOL_ERROR = "Error executing tool "
 # How models write a call that nobody parses: Qwen and Hermes, Mistral, Llama, Qwen3-Coder, plain JSON.
 CALL_AS_TEXT = re.compile(r'</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|"(arguments|parameters)"\s*:')
+# Marks of a chat template, which no tool's name holds.
+SPECIAL = re.compile(r"<\|.*?\|>|</?[a-z_]+>")
 COUNTED = (
-    "turns", "tool_calls", "tool_errors", "invalid_calls", "unknown_calls", "incomplete_calls", "calls_left_in_text"
+    "turns", "tool_calls", "tool_errors", "invalid_calls", "unknown_calls", "damaged_names", "incomplete_calls",
+    "calls_left_in_text",
 )  # fmt: skip
 SHOWN_K = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # (passed, samples) of each row
@@ -147,6 +150,11 @@ def is_tool_error(output: Any) -> bool:
     return False
 
 
+def is_damaged(name: str, tools: Collection[str]) -> bool:
+    """Whether a call's name is a tool's with something around it, or holds marks of a chat template."""
+    return name not in tools and (bool(SPECIAL.search(name)) or any(tool in name for tool in tools))
+
+
 def behaviour(sample: Mapping[str, Any], required: dict[str, list[str]]) -> dict[str, int]:
     """Counts over a sample's trajectory; `required`: {tool name: names of its required arguments}."""
     calls = [item for item in sample["output"] if item.get("type") == "function_call"]
@@ -159,6 +167,7 @@ def behaviour(sample: Mapping[str, Any], required: dict[str, list[str]]) -> dict
         "tool_errors": sum(is_tool_error(item.get("output")) for item in outputs),
         "invalid_calls": arguments.count(None),
         "unknown_calls": len(calls) - len(known),
+        "damaged_names": sum(is_damaged(call["name"], required) for call in calls),
         "incomplete_calls": sum(given is not None and not given.keys() >= set(required[name]) for name, given in known),
         "calls_left_in_text": int(bool(CALL_AS_TEXT.search(text_of(sample["output"])))),
     }

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from common import failure
 from common.failure import Failure
-from evaluation.metrics import CALL_AS_TEXT, arguments_of, text_of
+from evaluation.metrics import CALL_AS_TEXT, SPECIAL, arguments_of, text_of
 from inputs.rows import WRAPPER, Row
 from policy.answers import NO_CALLS
 from policy.endpoint import Endpoint, insist
@@ -30,8 +30,6 @@ PARSED, LEFT, EMPTY = "parsed", "left in the text", "empty list"
 UNPARSABLE, NO_CALL, FAILED = "unparsable", "no call", "failed"
 TOKENS, AFFIXED = "special tokens in the name", "name with a prefix or suffix"
 LOST, RETYPED = "lost argument", "changed type"
-# Marks of a chat template, which no tool's name holds.
-SPECIAL = re.compile(r"<\|.*?\|>|</?[a-z_]+>")
 PARSER = (
     "set the endpoint's tool-call parser: vLLM --enable-auto-tool-choice --tool-call-parser hermes, "
     "SGLang --tool-call-parser qwen (as fits the model), llama.cpp --jinja"

@@ -38,13 +38,11 @@ class Sampler:
             raise Failure(f"{host}: {error.strerror}; the model API of the evaluation cannot listen there") from None
         self._jobs, self._results, self._live = queue.SimpleQueue(), queue.SimpleQueue(), {}
         self.stopping, self.waiting, self._lock = False, 0, threading.Lock()
-        # Names that the endpoint gave its model; several replicas may give several.
-        self.models: set[str] = set()
 
     def _policy(self, session, body):
         left = session.opened + self.settings.NEMO_GYM_DEADLINE_S - time.monotonic()
         answer = as_policy(self.endpoint, body, self.settings.EVAL_TRIES, session.ended, left, self._limited)
-        self.models.add(answer["model"])
+        session.models.add(failure.printable(answer["model"])[:NAME_LENGTH])
         return answer
 
     def _limited(self, begins: bool) -> None:
@@ -137,7 +135,7 @@ class Sampler:
         if snapshot.get("reward") is None:
             return line
         shown = {"reward": snapshot["reward"], "metrics": metrics, "usage": counted or None}
-        return line | shown | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
+        return line | shown | {"models_reported": sorted(filter(None, session.models))} | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
 
     def stop(self) -> None:
         """Ask the Gateways to end what runs, for STOP_S at most."""

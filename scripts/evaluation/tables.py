@@ -15,10 +15,11 @@ from evaluation.metrics import Rate
 KINDS_SHOWN = 5
 
 
-def running(rate: Rate | None, failed: int) -> str:
+def running(rate: Rate | None, failed: int, waiting: int = 0) -> str:
     """The text beside the progress bar."""
     text = f"pass {interval(rate)}" if rate else "no reward yet"
-    return f"{text}, without reward {failed}" if failed else text
+    text += f", without reward {failed}" if failed else ""
+    return f"{text}, {waiting} wait for the endpoint's rate limit" if waiting else text
 
 
 def interval(rate: Rate | None) -> str:
@@ -79,12 +80,13 @@ def reason(error: dict[str, Any]) -> str:
 def warnings(metrics: dict[str, Any], share: float) -> list[str]:
     """A line if more than `share` of the calls came back unparsed: the endpoint may be to blame, not the policy."""
     counts = metrics["behaviour"]
-    lost = counts["invalid_calls"] + counts["calls_left_in_text"]
+    lost = counts["invalid_calls"] + counts["calls_left_in_text"] + counts["damaged_names"]
     tried = counts["tool_calls"] + counts["calls_left_in_text"]
     if not tried or lost <= share * tried:
         return []
     return [
         f"warning: {lost} of {tried} tool calls ({lost / tried:.1%}) came back unparsed: {counts['invalid_calls']} "
-        f"with arguments that are no JSON object, {counts['calls_left_in_text']} left in the text; they cost rewards "
+        f"with arguments that are no JSON object, {counts['calls_left_in_text']} left in the text, "
+        f"{counts['damaged_names']} with a tool's name and something around it; they cost rewards "
         "that the policy may have earned; check the endpoint's tool-call parser"
     ]

@@ -57,6 +57,8 @@ class Session:
         self.task, self.id = task, secrets.token_urlsafe(32)
         self.lock, self.ended, self.opened = threading.Lock(), threading.Event(), time.monotonic()
         self.turns, self.branches = 0, 0
+        # Names that an endpoint behind the policy gave its model; replicas may give several.
+        self.models: set[str] = set()
         self.prompt: Items | None = None
         self.history: Items = []
         self.answer: Items = []
