@@ -25,11 +25,11 @@ from common.failure import Failure
 from common.settings import Settings, from_command_line
 from evaluation import bounds, files, metrics, preflight, tables
 from evaluation.conditions import configuration, gateway_facts, sampling_of, split_of
-from evaluation.files import Sample
 from evaluation.sampler import KEPT, Sampler
 from inputs import rows
 from policy import model_api
 from policy.endpoint import Endpoint
+from rollouts.samples import Sample
 
 NAMES = (
     "MODEL_URL", "MODEL", "WIRE", "SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "REPEATS", "EVAL_NAME",

@@ -23,13 +23,13 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypedDict
+from typing import Any, NamedTuple, TextIO
 
 from common.failure import Failure
 from common.files import write_whole
 from policy import transcript
 from rollouts import dump
-from rollouts.samples import FAILURE, SAMPLE, fit
+from rollouts.samples import FAILURE, SAMPLE, Sample, fit
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
@@ -42,28 +42,6 @@ FIELDS = {ROLLOUTS: SAMPLE, FAILURES: FAILURE}
 NOT_COMPARED = frozenset({"rows.path", "model_reported"})
 ANEW = "set another EVAL_NAME, or FRESH=1 to move the old one aside and begin anew"
 ODD = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class Sample(TypedDict):
-    """A line of an evaluation; without a reward it may lack the fields that follow `reward`.
-
-    `row` and `repeat` count from 0; `error` may hold code, type, cause; `input` and `output` are Responses items.
-    """
-
-    row: int
-    row_id: Any
-    category: Any
-    repeat: int
-    request_id: str | None
-    status: Any
-    error: dict[str, Any] | None
-    seconds: float | None
-    reward: float | None
-    metrics: dict[str, Any] | None
-    usage: dict[str, Any] | None
-    input: Any
-    ground_truth: list[dict[str, Any]] | None
-    output: list[dict[str, Any]] | None
 
 
 class Evaluation(NamedTuple):

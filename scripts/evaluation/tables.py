@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from common import terminal
-from evaluation.files import Sample
 from evaluation.metrics import Rate
+from rollouts.samples import Sample
 
 KINDS_SHOWN = 5
 

@@ -14,13 +14,14 @@ from evaluation import files
 from inputs import rows
 from policy import transcript
 from rollouts import runs
+from rollouts.samples import Sample as DumpedSample
 from rollouts.samples import number
 
 EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
 
 
-class Sample(files.Sample):
+class Sample(DumpedSample):
     """A sample of an evaluation or a dump: what a source does not hold is None, and `step` is a trainer's rollout."""
 
     step: int | None
