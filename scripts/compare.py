@@ -45,7 +45,7 @@ def by_row(sample: dict[str, Any]) -> int:
 
 def by_id(sample: dict[str, Any]) -> str:
     # Ids may be numbers or text; they are put in order.
-    return str(sample["row_id"])
+    return str(sample["row_key"])
 
 
 def compare(base: Side, candidate: Side) -> dict[str, Any]:

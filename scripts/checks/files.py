@@ -20,8 +20,10 @@ def task_rows(case: Case) -> Finding:
     """The rows of the split by their hash, or those of NEMO_GYM_SOURCE_DATA by what a row must have."""
     s = case.settings
     if s.NEMO_GYM_SOURCE_DATA:
-        count = len(rows.read_rows(s.NEMO_GYM_SOURCE_DATA, s.LIMIT))
-        return ok(f"{count} rows of {s.NEMO_GYM_SOURCE_DATA}, all fit to run")
+        numbered = rows.read_numbered(s.NEMO_GYM_SOURCE_DATA, s.LIMIT)
+        if fault := rows.repeated_id(numbered):
+            return warn(f"{s.NEMO_GYM_SOURCE_DATA}: {fault}", "give each row an id of its own")
+        return ok(f"{len(numbered)} rows of {s.NEMO_GYM_SOURCE_DATA}, all fit to run")
     split = "train" if case.trains and not s.is_given("SPLIT") else s.SPLIT
     path, lock = s.rows_path(split), pins.read_lock(pins.LOCK)
     pin = lock["splits"][split]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checks.probe import Case, Finding, fail, failed, ok, ray_head, warn
+from cluster import auth
 from common import net
 from common.failure import without_user
 from common.net import ASK_TIMEOUT_S, ask
@@ -89,7 +90,9 @@ def ray_version(case: Case) -> Finding:
     # Imported here: it needs the package requests, and the doctor starts without packages.
     from cluster import nodes
 
-    answer = ask(f"{nodes.dashboard_url(case.settings)}/api/version")
+    answer = ask(f"{nodes.dashboard_url(case.settings)}/api/version", auth.headers())
+    if answer.status in (401, 403):
+        return failed(auth.refused(nodes.dashboard_url(case.settings), answer.status))
     version = answer.json()
     if not isinstance(version, dict) or not version.get("ray_version"):
         cure = "correct RAY_ADDRESS, RAY_DASHBOARD_ADDRESS or the proxy"

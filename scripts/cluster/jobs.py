@@ -22,6 +22,7 @@ from typing import Any
 
 import requests
 
+from cluster import auth
 from common import terminal
 from common.failure import Failure
 
@@ -50,6 +51,7 @@ class Dashboard:
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self.session = requests.Session()
         self.session.trust_env = False
+        self.session.headers.update(auth.headers())
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Send one request: (status, parsed JSON or None). Raises Unreachable."""
@@ -66,9 +68,12 @@ class Dashboard:
 
     def _send(self, method, path, body=None):
         try:
-            return self.session.request(method, self.url + path, json=body, timeout=self.timeout_s)
+            reply = self.session.request(method, self.url + path, json=body, timeout=self.timeout_s)
         except requests.RequestException as error:
             raise Unreachable(f"{self.url}: Ray's dashboard does not answer ({type(error).__name__})") from None
+        if reply.status_code in (401, 403):
+            raise auth.refused(self.url, reply.status_code)
+        return reply
 
     def free(self) -> str:
         """Which resources are in use on each node, in the dashboard's words; "unknown" if it does not say."""

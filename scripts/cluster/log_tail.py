@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from contextlib import suppress
 
+from cluster import auth
+
 try:
     import aiohttp
 except ImportError:
@@ -62,7 +64,7 @@ class LogTail:
         assert aiohttp and task
         self._task = task
         try:
-            async with aiohttp.ClientSession() as session:
+            async with aiohttp.ClientSession(headers=auth.headers()) as session:
                 connecting = session.ws_connect(url, max_msg_size=MESSAGE_BYTES)
                 socket = await asyncio.wait_for(connecting, CONNECT_S)
                 self._settled.set()

@@ -29,7 +29,7 @@ from common.failure import Failure
 from common.files import write_whole
 from policy import transcript
 from rollouts import dump
-from rollouts.samples import FAILURE, SAMPLE, Sample, fit
+from rollouts.samples import FAILURE, SAMPLE, Sample, fit, row_key
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
@@ -151,7 +151,8 @@ def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
     """The records of a rollout dump; rows are numbered as they come, and so are the repeats of a row."""
     rows, repeats, evaluation = {}, {}, Evaluation(None, [], [])
     for index, item in enumerate(records):
-        key = next((f"{name} {item[name]}" for name in ("row_id", "group_id") if item.get(name) is not None), index)
+        group = item.get("group_id")
+        key = row_key(item) or (index if group is None else f"group {group}")
         row = rows.setdefault(key, len(rows))
         repeats[row] = repeats.get(row, -1) + 1
         sample = _sample_of(item, row, repeats[row])
@@ -167,6 +168,7 @@ def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
     return {
         "row": row,
         "row_id": item.get("row_id"),
+        "row_key": row_key(item),
         "category": item.get("category"),
         "repeat": repeat,
         "request_id": item.get("request_id"),

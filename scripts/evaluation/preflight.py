@@ -11,7 +11,6 @@ Guarantees:
 """
 
 import json
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence

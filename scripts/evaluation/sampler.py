@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.failure import Failure
+from common.failure import Failure, printable
 from common.settings import Settings
 from gateway import launch, trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
@@ -25,6 +25,7 @@ from policy.model_api import ModelAPI, Session
 
 KEPT = "what was done is kept, and the same command does the rest"
 STOP_S = 3
+NAME_LENGTH = 200
 
 
 class Sampler:
@@ -42,7 +43,7 @@ class Sampler:
     def _policy(self, session, body):
         left = session.opened + self.settings.NEMO_GYM_DEADLINE_S - time.monotonic()
         answer = as_policy(self.endpoint, body, self.settings.EVAL_TRIES, session.ended, left, self._limited)
-        session.models.add(failure.printable(answer["model"])[:NAME_LENGTH])
+        session.models.add(printable(answer["model"])[:NAME_LENGTH])
         return answer
 
     def _limited(self, begins: bool) -> None:
@@ -135,7 +136,8 @@ class Sampler:
         if snapshot.get("reward") is None:
             return line
         shown = {"reward": snapshot["reward"], "metrics": metrics, "usage": counted or None}
-        return line | shown | {"models_reported": sorted(filter(None, session.models))} | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
+        shown |= {"models_reported": sorted(filter(None, session.models))}
+        return line | shown | {"input": kept["input"], "ground_truth": row["ground_truth"], "output": kept["output"]}
 
     def stop(self) -> None:
         """Ask the Gateways to end what runs, for STOP_S at most."""

@@ -74,7 +74,7 @@ def read(path: Path, group_size: int) -> Evaluation:
 
 def _dumped(dumps: list[Path], group_size: int) -> Evaluation:
     """The samples of rollout dumps; a trainer numbers them through, those of one row one after the other."""
-    records = [record for path in dumps for record in dump.read_dump(path)]
+    records = dump.read_dumps(dumps)
     for record in records:
         index = record.get("sample_index")
         if record.get("row_id") is None and record.get("group_id") is None and isinstance(index, int):

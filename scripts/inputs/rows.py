@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,6 +26,19 @@ FILE_PREFIX = "workplace_assistant_"
 # What the converter moves out of the wrapper: metadata key -> key in the wrapper.
 MOVED = {"tools": "tools", "parallel_tool_calls": "parallel_tool_calls", "developer_message": "instructions"}
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ENVIRONMENT = "workplace_assistant"
+ROLES = ("user", "assistant", "system", "developer")
+ITEM_TYPES = ("function_call", "function_call_output", "reasoning")
+PART_TYPES = ("input_text", "input_image", "input_file", "output_text", "refusal")
+# What a file of another kind begins with, and what to do about it.
+NO_ROWS = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the rows; run: git lfs pull"),
+    (b"\x1f\x8b", "is compressed with gzip; run: gunzip"),
+    (b"PAR1", "is a Parquet file; rows are JSON Lines: convert it, each row with its own keys alone"),
+    (b"\xff\xfe", "is UTF-16; save it as UTF-8"),
+    (b"\xfe\xff", "is UTF-16; save it as UTF-8"),
+    (b"<", "is a web page or XML, not JSON Lines; was the download redirected to a login?"),
+)
 # Routes of the resource server; a tool of such a name would call them, since the agent puts it in the path.
 INTERNAL_ROUTES = frozenset({"seed_session", "verify", "aggregate_metrics", "cleanup", "sessions"})
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -66,6 +80,8 @@ def read_numbered(path: str | Path, limit: int = 0) -> list[tuple[int, Row]]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if number == 1 and (other := next((what for head, what in NO_ROWS if line.startswith(head)), None)):
+                    raise Failure(f"{path}: {other}")
                 if line.strip():
                     rows.append((number, _read_line(line.rstrip(), f"{path}:{number}")))
                 if limit and len(rows) == limit:
@@ -80,6 +96,15 @@ def read_numbered(path: str | Path, limit: int = 0) -> list[tuple[int, Row]]:
 def place(path: Path, number: int, row: Row) -> str:
     """The name of the row in line `number` of a file, for messages."""
     return f"{path}:{number} (id {row['id']})"
+
+
+def repeated_id(numbered: Sequence[tuple[int, Row]]) -> str | None:
+    """A sentence on the first id that two rows share; None without one. Dumps and comparisons tell rows by their id."""
+    lines: dict[Any, int] = {}
+    for number, row in numbered:
+        if (first := lines.setdefault(row["id"], number)) != number:
+            return f"lines {first} and {number} share the id {row['id']}, by which dumps and comparisons tell rows"
+    return None
 
 
 def _cure(path):
@@ -103,7 +128,10 @@ def parse_json(line: bytes) -> Any:
     if line.startswith(b"\xef\xbb\xbf"):
         raise ValueError("begins with a byte order mark; save the file as plain UTF-8")
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_parse_int)
+        text = line.decode("utf-8")
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_int=_parse_int, object_pairs_hook=_refuse_equal_keys
+        )
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
@@ -114,6 +142,14 @@ def parse_json(line: bytes) -> Any:
 
 def _refuse_constant(text):
     raise ValueError(f"holds {text}, which is not JSON")
+
+
+def _refuse_equal_keys(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"holds the key {next(name for name in names if names.count(name) > 1)[:80]!r} twice")
+    return members
 
 
 def _parse_int(text):
@@ -134,7 +170,8 @@ def check_row(row: Any) -> None:
         _check_call(call, f"ground_truth[{index}]")
     _require(row, "", "id", int)
     _require(row, "", "category", str)
-    _require(row, "", "environment_name", str)
+    if (name := _require(row, "", "environment_name", str)) != ENVIRONMENT:
+        raise RowError("environment_name", f"is {name[:80]!r}, a row of another environment than {ENVIRONMENT!r}")
 
 
 def check_values(tree: dict[str, Any] | list[Any]) -> None:
@@ -183,14 +220,34 @@ def _check_params(params):
     prompt = params.get("input")
     if not isinstance(prompt, str):
         for index, item in enumerate(_require(params, WRAPPER, "input", list)):
-            _expect(item, f"{WRAPPER}.input[{index}]", dict)
+            _check_item(item, f"{WRAPPER}.input[{index}]")
     if not prompt:
         raise RowError(f"{WRAPPER}.input", "is empty")
-    for name, kind in (("metadata", dict), ("instructions", str), ("parallel_tool_calls", bool), ("tools", list)):
+    for name, kind in (("metadata", dict), ("instructions", str), ("parallel_tool_calls", bool)):
         if params.get(name) is not None:
             _expect(params[name], f"{WRAPPER}.{name}", kind)
+    if "tools" in params:
+        _expect(params["tools"], f"{WRAPPER}.tools", list)
     for index, tool in enumerate(params.get("tools") or []):
         _check_tool(tool, f"{WRAPPER}.tools[{index}]")
+
+
+def _check_item(item, key):
+    """Refuse an item of the prompt that NeMo Gym's request model refuses."""
+    _expect(item, key, dict)
+    kind = item.get("type", "message")
+    if kind != "message":
+        if kind not in ITEM_TYPES:
+            raise RowError(f"{key}.type", f"is {str(kind)[:80]!r}, none of message, {', '.join(ITEM_TYPES)}")
+        return
+    if (role := _require(item, key, "role", str)) not in ROLES:
+        raise RowError(f"{key}.role", f"is {role[:80]!r}, none of {', '.join(ROLES)}")
+    if not isinstance(content := item.get("content"), (str, list)):
+        raise RowError(f"{key}.content", f"is neither a string nor a list of parts but {_type_name(content)}")
+    for index, part in enumerate(content if isinstance(content, list) else []):
+        place = f"{key}.content[{index}]"
+        if (kind := _expect(part, place, dict).get("type")) not in PART_TYPES:
+            raise RowError(f"{place}.type", f"is {str(kind)[:80]!r}, none of {', '.join(PART_TYPES)}")
 
 
 def _check_tool(tool, key):
@@ -200,6 +257,12 @@ def _check_tool(tool, key):
         raise RowError(f"{key}.name", f"{name[:80]!r} is not 1 to 64 of letters, digits, '_' and '-'")
     if name in INTERNAL_ROUTES:
         raise RowError(f"{key}.name", f"{name!r} is an internal route of the resource server, not a tool")
+    parameters = tool.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    for argument, schema in properties.items() if isinstance(properties, dict) else ():
+        if schema is None:
+            where = f"{key}.parameters.properties.{argument[:80]}"
+            raise RowError(where, "is null: a table tool padded the row; write each row with its own keys alone")
 
 
 def _check_call(call, key):

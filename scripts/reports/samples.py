@@ -69,8 +69,7 @@ def of_path(settings: Settings, path: Path) -> Source:
     folder = next((folder for folder in (path, path / DUMPS) if any(folder.glob("*.jsonl"))), None)
     if folder is None:
         raise Failure(f"RUN={path}: holds neither {files.CONFIG} of an evaluation nor *.jsonl of rollouts")
-    samples = [sample for dump in sorted(folder.glob("*.jsonl")) for sample in runs.of_dump(dump).samples]
-    return of_run(settings, runs.Run(path.name, folder, samples))
+    return of_run(settings, runs.of_dumps(path.name, folder))
 
 
 # --- evaluations ---------------------------------------------------------------------------

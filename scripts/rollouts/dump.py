@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common import terminal
 from common.failure import Failure
 from common.files import write_whole
 from policy.model_api import Session
 from policy.transcript import transcript
-from rollouts.samples import DUMPED, DumpRecord, fit
+from rollouts.samples import DUMPED, DumpRecord, fit, row_key
 
 EPSILON = 1e-6
 # Fields of every dump, the trainer's too.
@@ -147,17 +148,37 @@ def _is_record(item: Any) -> bool:
 
 
 def read_dump(path: Path) -> list[DumpRecord]:
-    """The records of a dump. Raises Failure with file and line."""
+    """The records of a dump. Raises Failure with file and line; a last line that is still being written is left out."""
     records: list[DumpRecord] = []
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                item = json.loads(line)
-                if not _is_record(item):
-                    raise Failure(f"{path}:{number}: not a sample of a rollout dump")
-                records.append(item)
+        lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}; `make smoke` or `make train` writes one") from None
-    except (ValueError, RecursionError):
-        raise Failure(f"{path}:{len(records) + 1}: not JSON") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError):
+            if number == len(lines) > 1 and not line.endswith(b"\n"):
+                terminal.say(f"warning: {path}:{number}: the last line is cut off and left out")
+                return records
+            raise Failure(f"{path}:{number}: not JSON") from None
+        if not _is_record(item):
+            raise Failure(f"{path}:{number}: not a sample of a rollout dump")
+        records.append(item)
+    return records
+
+
+def read_dumps(paths: Sequence[Path]) -> list[DumpRecord]:
+    """The records of several dumps of one run; a sample that stands in two of them counts once, and that is said."""
+    seen: dict[tuple, Path] = {}
+    records, repeated = [], 0
+    for path in paths:
+        for item in read_dump(path):
+            key = (item.get("rollout_id"), item.get("sample_index"), row_key(item), item["response"], item["reward"])
+            if item.get("sample_index") is not None and seen.setdefault(key, path) != path:
+                repeated += 1
+            else:
+                records.append(item)
+    if repeated:
+        terminal.say(f"warning: {repeated} samples stand in more than one of the dumps and count once")
     return records

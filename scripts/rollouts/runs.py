@@ -40,6 +40,12 @@ def of_dump(path: Path) -> Run:
     return Run(path.stem, path, samples)
 
 
+def of_dumps(name: str, folder: Path) -> Run:
+    """The run whose dumps lie in a folder. Raises Failure with file and line."""
+    records = dump.read_dumps(sorted(folder.glob("*.jsonl")))
+    return Run(name, folder, [(f"{folder}:{number}", item) for number, item in enumerate(records, 1)])
+
+
 def of_record(path: Path) -> Run:
     """The training run with the record at `path`. Raises Failure."""
     try:

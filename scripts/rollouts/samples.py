@@ -7,9 +7,11 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Sample(TypedDict):
@@ -20,6 +22,8 @@ class Sample(TypedDict):
 
     row: int
     row_id: Any
+    row_key: NotRequired[str | None]  # of a dump's sample
+    models_reported: NotRequired[list[str]]
     category: Any
     repeat: int
     request_id: str | None
@@ -113,3 +117,15 @@ DUMPED = NAMED | SHARED | COUNTED | {"group_id": _name}
 def fit(record: Mapping[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> bool:
     """Whether a record's fields are what FAILURE, SAMPLE or DUMPED says of them."""
     return all(holds(record[name]) for name, holds in fields.items() if name in record)
+
+
+def row_key(item: Mapping[str, Any]) -> str | None:
+    """What tells a dump's row from others: its id with its category and prompt, since ids alone may repeat.
+
+    None for a dump that names no rows.
+    """
+    if item.get("row_id") is None:
+        return None
+    prompt = item.get("input") or item.get("prompt") or ""
+    digest = hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:16] if prompt else ""
+    return f"{item['row_id']} {item.get('category')} {digest}"

@@ -88,6 +88,12 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
+messages = st.builds(
+    lambda more, role, text: more | {"role": role, "content": text, "type": "message"},
+    st.dictionaries(st.text(max_size=5), json_values, max_size=3),
+    st.sampled_from(rows.ROLES),
+    st.text(),
+)
 OURS = {"tools", "parallel_tool_calls", "developer_message", *row()}
 PARAMS = {"input", "tools", "metadata", "instructions", "parallel_tool_calls"}
 
@@ -97,7 +103,7 @@ PARAMS = {"input", "tools", "metadata", "instructions", "parallel_tool_calls"}
     extra=st.dictionaries(st.text(max_size=12).filter(lambda key: key not in OURS), json_values, max_size=4),
     params=st.dictionaries(st.text(max_size=12).filter(lambda key: key not in PARAMS), json_values, max_size=4),
     instructions=st.none() | st.text(),
-    prompt=st.text(min_size=1) | st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=3), min_size=1),
+    prompt=st.text(min_size=1) | st.lists(messages, min_size=1),
 )
 def test_any_row_comes_back(extra, params, instructions, prompt):
     round_trip(row(**{**params, "instructions": instructions, "input": prompt}) | extra)
