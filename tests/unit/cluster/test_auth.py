@@ -21,7 +21,7 @@ def variables(monkeypatch, tmp_path):
     def change(**given):
         for name in ("MODE", "TOKEN", "TOKEN_PATH"):
             monkeypatch.delenv(f"RAY_AUTH_{name}", raising=False)
-        for name, text in {"TOKEN_PATH": str(tmp_path / "token")} | given.items():
+        for name, text in ({"TOKEN_PATH": str(tmp_path / "token")} | given).items():
             monkeypatch.setenv(f"RAY_AUTH_{name}", text)
 
     return change
