@@ -17,7 +17,7 @@ from gateway.client import Gateway, Trial
 from inputs import rows
 from policy import model_api
 from servers.tree import installed_tree
-from support.task_rows import EXAMPLE, SHARED_DATA
+from support.task_rows import EXAMPLE, SHARED_DATA, session_input
 
 # Rows that every backend plays: the first so many of each file.
 COMPARED = {
@@ -74,8 +74,7 @@ def of_graph(settings, task_rows):
     server = model_api.ModelAPI("127.0.0.1", policy)
 
     def trial(row):
-        relax = rows.to_relax(row)
-        task = {"messages": relax["input"], "metadata": relax["metadata"]}
+        task = session_input(row)
         session = verify_trial.session_of(server, task)
         payload = trial_request.create_payload(settings, session, task)
         snapshot = Trial(Gateway(settings), payload).finish()

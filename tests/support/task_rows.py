@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from inputs import rows
 from servers.tree import WORKPLACE, installed_tree
 
 EXAMPLE = installed_tree() / WORKPLACE / "data" / "example.jsonl"
@@ -14,3 +15,9 @@ SMALL = {
     "ground_truth": [],
     "responses_create_params": {"input": [{"role": "user", "content": "hello"}]},
 }
+
+
+def session_input(row):
+    """What the trainer hands a session of the row."""
+    relax = rows.to_relax(row)
+    return {"messages": relax["input"], "metadata": relax["metadata"]}
