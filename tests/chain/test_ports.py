@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from common import settings
 from proofs.rig import environment, free_block, own_address, run_script
 from servers import ports, processes
 
@@ -20,16 +21,8 @@ def refused(env):
     assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
     errors = [line for line in result.stderr.splitlines() if line]
     assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
-    mark = Path(env["RUN_DIR"]).resolve()
-    assert not [p for p in processes.processes() if is_marked(p, str(mark))]
+    assert not processes.ours(settings.load(environment=env, dotenv=Path(os.devnull)))
     return errors[0]
-
-
-def is_marked(process, mark):
-    try:
-        return process.variables().get(processes.MARK) == mark
-    except OSError:
-        return False
 
 
 def test_e5_a_taken_port_names_its_holder_and_nothing_is_started(tmp_path):
