@@ -12,8 +12,8 @@ import pytest
 
 from inputs import rows
 from proofs.rig import CONCURRENCY, PAIRS, QUEUE, Graph, own_address
-from servers.tree import WORKPLACE, installed_tree
 from support.scripted_model import ScriptedModel
+from support.task_rows import EXAMPLE
 
 LAST = ("test_secrets.py", "test_stop.py")
 
@@ -39,7 +39,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def example_rows():
-    return rows.read_rows(installed_tree() / WORKPLACE / "data" / "example.jsonl")
+    return rows.read_rows(EXAMPLE)
 
 
 @pytest.fixture(scope="session")

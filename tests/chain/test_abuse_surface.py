@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
 from gateway import routes
-from gateway.http1 import HEAD_TIMEOUT_S
 from proofs.rig import assert_error, eventually
-from support.abuse import full, size
+from support.abuse import size
 from support.scripted_model import DONE, call
 
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
@@ -120,7 +118,7 @@ def test_any_value_anywhere_in_a_payload_is_taken_or_refused_by_name(graph):
     attack()
 
 
-def test_slow_clients_keep_nobody_waiting_and_are_cut_off(graph, models):
+def test_slow_clients_keep_nobody_waiting(graph, models):
     head = f"GET /v1/trials/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\nX: ".encode()
     address = ("127.0.0.1", graph.settings.port("gateway"))
     with ExitStack() as stack:
@@ -128,43 +126,6 @@ def test_slow_clients_keep_nobody_waiting_and_are_cut_off(graph, models):
         for connection in slow:
             connection.sendall(head)
         assert graph.finish(models.script(DONE))["status"] == "completed"
-        if not full():
-            return
-        ends = time.monotonic() + HEAD_TIMEOUT_S + 10
-        for connection in slow:
-            connection.settimeout(max(0.1, ends - time.monotonic()))
-            assert connection.recv(1) == b""
-
-
-def test_slow_bodies_are_answered_408(graph):
-    if not full():
-        pytest.skip("takes half a minute: make abuse")
-    connection = http.client.HTTPConnection("127.0.0.1", graph.settings.port("gateway"), timeout=60)
-    connection.putrequest("POST", "/v1/trials")
-    connection.putheader("Authorization", f"Bearer {graph.token}")
-    connection.putheader("Content-Length", "1000")
-    connection.endheaders(b"{")
-    answer = connection.getresponse()
-    assert answer.status == 408 and json.load(answer)["error"]["code"] == "body_too_slow"
-
-
-def exchange(graph, raw):
-    """What the Gateway sends back for these bytes until it closes."""
-    with socket.create_connection(("127.0.0.1", graph.settings.port("gateway")), timeout=20) as connection:
-        connection.sendall(raw)
-        parts = []
-        while part := connection.recv(65536):
-            parts.append(part)
-    return b"".join(parts)
-
-
-@pytest.mark.parametrize("path", ["/v1/trials", "/healthz", "/nowhere"])
-def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(graph, path):
-    smuggled = f"GET /v1/trials/smuggled HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\n\r\n"
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\n"
-    both = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    answer = exchange(graph, (head + both + smuggled).encode())
-    assert answer.split()[1] == b"400" and b"ambiguous_length" in answer and answer.count(b"HTTP/1.") == 1
 
 
 @pytest.mark.parametrize(
@@ -172,12 +133,15 @@ def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(grap
     [
         "Content-Length: 5\r\nContent-Length: 6\r\n", "Content-Length: +5\r\n", "Content-Length: 5, 6\r\n",
         "Transfer-Encoding: gzip, chunked\r\n", "Transfer-Encoding: xchunked\r\n", "Content-Length: -1\r\n",
-        "Transfer-Encoding : chunked\r\n", "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "Transfer-Encoding : chunked\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
     ],
 )  # fmt: skip
-def test_other_ways_to_lie_about_the_length_are_refused(graph, lengths):
+def test_a_lie_about_the_length_is_refused(graph, lengths):
     head = f"POST /v1/trials HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {graph.token}\r\n{lengths}\r\nhello"
-    answer = exchange(graph, head.encode())
+    with socket.create_connection(("127.0.0.1", graph.settings.port("gateway")), timeout=20) as connection:
+        connection.sendall(head.encode())
+        answer = connection.recv(65536)
     assert answer[9:10] == b"4" or answer[9:12] == b"501", answer[:80]
     assert graph.http.get("/healthz").status_code == 200
 

@@ -6,37 +6,32 @@ import time
 import pytest
 
 from proofs.rig import eventually
-from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import RESPONSE, gateway_alone
 
 RETENTION_S = 3
 NOT_READY_S = 3.5
 
 
 @pytest.fixture(scope="module")
-def scripted():
-    with ScriptedEnvironment() as environment:
-        yield environment
-
-
-@pytest.fixture(scope="module")
-def started(scripted, tmp_path_factory, example_rows):
-    with GatewayAlone(
-        tmp_path_factory.mktemp("alone"), [scripted], example_rows[0],
+def started(tmp_path_factory, example_rows):
+    with gateway_alone(
+        tmp_path_factory.mktemp("alone"), example_rows[0],
         GATEWAY_CLEANUP_TIMEOUT_S="0.8", GATEWAY_RETENTION_S=str(RETENTION_S), GATEWAY_MAX_BODY_BYTES="200000",
         WORKPLACE_ASSISTANT_MAX_CONCURRENCY="2", GATEWAY_QUEUE_LIMIT="0",
     ) as gateway:  # fmt: skip
-        gateway.up()
         yield gateway
 
 
 @pytest.fixture
-def gateway(started, scripted):
-    scripted.gone.set()
-    scripted.reset()
-    started.wait_ready()
-    started.wait_released()
+def gateway(started):
+    started.renew()
     yield started
-    scripted.gone.set()
+    started.pairs[0].gone.set()
+
+
+@pytest.fixture
+def scripted(gateway):
+    return gateway.pairs[0]
 
 
 def assert_failed(snapshot, code, kind=None):
@@ -167,12 +162,8 @@ def test_an_ended_trial_is_forgotten_after_its_retention(gateway, scripted):
     assert gateway.health()[1]["terminal_trials"] == gateway.health()[1]["trials"]
 
 
-def test_the_bound_of_a_body_is_the_variables(gateway):
-    payload = gateway.payload(metadata={"pad": "x" * 200_000})
-    assert gateway.create(payload).status_code == 413
-
-
-def test_without_a_token_none_is_asked_for(gateway):
+def test_the_bound_of_a_body_is_the_variables_and_without_a_token_none_is_asked_for(gateway):
+    assert gateway.create(gateway.payload(metadata={"pad": "x" * 200_000})).status_code == 413
     assert gateway.show("none").status_code == 404
 
 

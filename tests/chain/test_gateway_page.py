@@ -4,7 +4,7 @@ import pytest
 
 from proofs.rig import SECRET_PREFIX, secret
 from support.looks import WIDTHS, assert_fits
-from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import RESPONSE, gateway_alone
 
 HOSTILE = "</script><img src=x onerror='window.harmed=1'>\u202e"
 RUNNING = 2
@@ -17,23 +17,20 @@ def figure(name):
 
 
 @pytest.fixture(scope="module")
-def scripted():
-    with ScriptedEnvironment() as environment:
-        yield environment
-
-
-@pytest.fixture(scope="module")
-def gateway(scripted, tmp_path_factory, example_rows):
+def gateway(tmp_path_factory, example_rows):
     changes = {"GATEWAY_TOKEN": secret(), "WORKPLACE_ASSISTANT_MAX_CONCURRENCY": str(RUNNING)}
-    with GatewayAlone(tmp_path_factory.mktemp("page"), [scripted], example_rows[0], **changes) as gateway:
-        gateway.up()
+    with gateway_alone(tmp_path_factory.mktemp("page"), example_rows[0], **changes) as gateway:
         yield gateway
+
+
+@pytest.fixture
+def scripted(gateway):
+    return gateway.pairs[0]
 
 
 @pytest.fixture(params=WIDTHS)
 def page(browser, gateway, scripted, request):
-    scripted.reset()
-    gateway.wait_ready()
+    gateway.renew()
     opened = browser.page(request.param)
     opened.open(f"{gateway.url}/")
     yield opened

@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from proofs.rig import eventually, free_block, run_script
-from support.http_server import nobody
 
 PYTHON = os.environ.get("INFERENCE_PYTHON")
 MAKER = Path(__file__).parents[1] / "support" / "tiny_qwen.py"
@@ -108,9 +107,3 @@ def test_a_preflight_over_noise_refuses_it_by_name(graph, server, tmp_path):
     process, result, _ = evaluate(graph, server, tmp_path, EVAL_PREFLIGHT="8", EVAL_MAX_OUTPUT_TOKENS="1")
     assert process.returncode == 1 and result is None
     assert "8 tool calls at once" in process.stderr and "EVAL_UNPARSED_SHARE" in process.stderr
-
-
-def test_an_engine_that_died_costs_no_reward(graph, server, tmp_path, example_rows):
-    process, result, _ = evaluate(graph, (nobody(), server[1]), tmp_path)
-    assert process.returncode == 1 and result is None
-    assert "MODEL_URL" in process.stderr and "is the endpoint up" in process.stderr

@@ -1,17 +1,14 @@
 """Servers that die (field cases E2, E12, E13): their trials end in time with a reason, and the graph heals itself."""
 
-import json
-import subprocess
 import threading
 import time
 
 import pytest
 
-from common import program
-from common.settings import ROOT
-from inputs import rows
 from proofs.rig import PAIRS, SECRET_PREFIX, eventually, secret
 from support.scripted_model import DONE, call
+from support.session import Sample
+from support.task_rows import session_input
 
 pytestmark = pytest.mark.slow
 # The contract's two seconds, and what a busy machine may add.
@@ -91,28 +88,11 @@ def test_e2_without_any_pair_the_graph_is_not_ready_and_trials_wait(graph, model
     graph.wait_released()
 
 
-class Client:
-    """A session client as its own process, with the variables that the trainer sets."""
-
-    def __init__(self, graph, policy, folder, row):
-        relax, self.output = rows.to_relax(row), folder / "out.json"
-        folder.mkdir()
-        (folder / "in.json").write_text(json.dumps({"messages": relax["input"], "metadata": relax["metadata"]}))
-        ours = {"INPUT_JSON": folder / "in.json", "OUTPUT_JSON": self.output, "SESSION_IO_DIR": folder}
-        ours |= {"BASE_URL": policy.base_url, "SESSION_ID": secret(), "ROLLOUT_MODE": "train", "GROUP_ID": "g"}
-        variables = {f"RELAX_{name}": str(text) for name, text in ours.items()} | {"NEMO_GYM_DEADLINE_S": "120"}
-        self.process = subprocess.Popen(
-            program.stage("session_client"),
-            env=graph.env | variables,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-
-    def end(self):
-        """(exit status, stderr)."""
-        _, errors = self.process.communicate(timeout=150)
-        return self.process.returncode, errors
+def client(graph, policy, folder, row):
+    """A session client that runs a trial of the row."""
+    variables = {"GATEWAY_TOKEN": graph.token, "RELAX_SESSION_ID": secret(), "RELAX_BASE_URL": policy.base_url}
+    variables |= {"NEMO_GYM_LEASE_S": "60", "NEMO_GYM_DEADLINE_S": "120"}
+    return Sample(folder, session_input(row)).start(graph.url, **variables)
 
 
 def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(graph, models, example_rows, tmp_path):
@@ -120,12 +100,12 @@ def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(grap
     result = graph.wait(graph.start(finished))
     running, epoch = in_mid_trial(graph, models, 2), graph.health()[1]["service_epoch"]
     hanging = models.hanging()
-    caught = Client(graph, hanging, tmp_path / "caught", example_rows[0])
+    caught = client(graph, hanging, tmp_path / "caught", example_rows[0])
 
     eventually(lambda: hanging.calls, 40)
     assert graph.open_sessions() == 3
     graph.kill("gateway")
-    late = Client(graph, models.oracle(example_rows[0]), tmp_path / "late", example_rows[0])
+    late = client(graph, models.oracle(example_rows[0]), tmp_path / "late", example_rows[0])
     graph.wait_ready()
     assert graph.health()[1]["service_epoch"] != epoch
     assert graph.show(finished["request_id"]).json() == result
@@ -134,8 +114,9 @@ def test_e13_a_killed_gateway_keeps_results_ends_what_ran_and_is_ridden_out(grap
         snapshot = graph.show(request_id).json()
         assert (snapshot["status"], snapshot["reward"]) == ("failed", None)
         assert snapshot["error"]["code"] == "gateway_restarted"
-    status, errors = caught.end()
+    status, errors, _ = caught.end(150)
     assert status == 1 and "gateway_restarted" in errors and SECRET_PREFIX not in errors
-    assert len(errors.splitlines()) == 1 and not caught.output.exists()
-    assert late.end() == (0, "") and '"reward": 1.0' in late.output.read_text()
+    assert len(errors.splitlines()) == 1
+    status, errors, output = late.end(150)
+    assert (status, errors, output["reward"]) == (0, "", 1.0)
     graph.wait_released(30)

@@ -12,7 +12,7 @@ import pytest
 from common.settings import ROOT
 from proofs.rig import free_block, own_address, secret
 from support.namespace import COVERED, Namespace
-from support.scripted_environment import RESPONSE, GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import RESPONSE, gateway_alone
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,8 @@ def node():
 def gateway(node, tmp_path_factory, example_rows):
     changes = {"GATEWAY_TOKEN": secret(), "GYM_BIND_HOST": "0.0.0.0", "GATEWAY_MODEL_TRIES": "1"}
     changes |= {"NEMO_GYM_CALLBACK_ALLOWED_NETWORKS": f"{COVERED}.0/24"}
-    folder = tmp_path_factory.mktemp("network")
-    with (
-        ScriptedEnvironment() as environment,
-        GatewayAlone(folder, [environment], example_rows[0], **changes) as gateway,
-    ):
-        environment.run = lambda body: call_model(gateway, body)
-        gateway.up()
+    with gateway_alone(tmp_path_factory.mktemp("network"), example_rows[0], **changes) as gateway:
+        gateway.pairs[0].run = lambda body: call_model(gateway, body)
         yield gateway
 
 

@@ -35,17 +35,12 @@ def test_e1_odd_arguments_become_an_output_and_the_trial_goes_on(graph, models, 
     assert len(policy.calls) == 2 and len(policy.calls[1].outputs) == 1 and policy.calls[1].outputs[0]
 
 
-def test_e4_reasoning_alone_ends_after_six_calls(graph, models):
-    policy = models.script(reasoning())
-    assert_policy_fault(graph.finish(policy))
-    assert len(policy.calls) == 6
-
-
-def test_a_policy_that_never_closes_ends_after_six_calls(graph, models):
-    policy = models.script(SEARCH)
+@pytest.mark.parametrize(("items", "calls"), [(reasoning(), 0), (SEARCH, 6)])
+def test_e4_a_policy_that_never_closes_ends_after_six_calls(graph, models, items, calls):
+    policy = models.script(items)
     snapshot = graph.finish(policy)
     assert_policy_fault(snapshot)
-    assert len(policy.calls) == 6 and snapshot["metrics"]["tool_calls"] == 6
+    assert len(policy.calls) == 6 and snapshot["metrics"]["tool_calls"] == calls
 
 
 def test_an_answer_cut_by_its_length_is_truncated_with_a_reward(graph, models):
@@ -64,30 +59,22 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def named(graph_started, models):
-    """Policy that calls every odd name after a real change and before a search, and its trial's snapshot."""
-    change = call("email_delete_email", email_id="00000057")
+def test_e8_names_that_are_no_tools_come_back_as_tool_errors_and_change_nothing(graph, models):
+    """Every odd name is called after a real change and before a look at it."""
     calls = [function_call(name, "{}") for name in NAMES]
     look = call("email_get_email_information_by_id", email_id="00000057", field="subject")
+    change = call("email_delete_email", email_id="00000057")
     policy = models.script(change, calls[:12], calls[12:24], calls[24:], look, DONE)
     truth = [{"name": "email_delete_email", "arguments": '{"email_id": "00000057"}'}]
-    return policy, graph_started.finish(policy, row=graph_started.row | {"ground_truth": truth})
-
-
-def test_e8_names_that_are_no_tools_change_nothing(graph, named):
-    policy, snapshot = named
+    snapshot = graph.finish(policy, row=graph.row | {"ground_truth": truth})
+    _, *outputs, seen = policy.calls[-1].outputs
     # The deleted mail is still gone after all calls, so none gave the trial a fresh state or another one.
-    assert "not found" in policy.calls[-1].outputs[-1]
+    assert "not found" in seen
+    for name, output in zip(NAMES, outputs, strict=True):
+        assert output.startswith('{"output":"Error executing tool ') and name in json.loads(output)["output"]
     assert (snapshot["status"], snapshot["reward"]) == ("completed", 1.0), snapshot
     assert snapshot["metrics"]["tool_calls"] == snapshot["metrics"]["tool_outputs"] == len(NAMES) + 2
     assert graph.open_sessions() == 0
-
-
-@pytest.mark.parametrize("index", range(len(NAMES)))
-def test_e8_each_name_comes_back_as_a_tool_error(named, index):
-    output = named[0].calls[-1].outputs[1 + index]
-    assert output.startswith('{"output":"Error executing tool ') and NAMES[index] in json.loads(output)["output"]
 
 
 def test_e8_a_cleanup_route_of_another_trial_is_not_reached(graph, models):
@@ -106,11 +93,9 @@ def test_e11_too_many_calls_truncate_with_0_and_others_go_on(graph, models, exam
     assert_policy_fault(snapshot, "truncated")
     assert snapshot["error"]["code"] == "too_many_calls" and str(count) in snapshot["error"]["cause"]
     assert [graph.wait(request_id)["reward"] for request_id in beside] == [1.0] * 3
-    graph.wait_released()
-
-
-def test_e11_the_bound_itself_is_allowed(graph, models):
+    # The bound itself is allowed.
     assert_policy_fault(graph.finish(models.script(SEARCH * 16, DONE)))
+    graph.wait_released()
 
 
 ERROR = {"error": {"code": "server_error", "message": "no"}}
@@ -155,19 +140,17 @@ def test_e15_a_fault_of_the_endpoint_names_kind_and_endpoint(graph, models, kind
     assert len(policy.calls) == (4 if answer.status in (500, 503) else 1)
 
 
-def test_e15_a_refused_connection_is_named(graph):
+def test_e15_a_refused_connection_and_one_that_ends_without_an_answer_are_named(graph, models):
     url = nobody()
     assert_endpoint_fault(graph.finish(url), "unreachable", url)
 
-
-def test_e15_a_connection_that_ends_without_an_answer_is_not_called_again(graph, models):
     def drop(call):
         call.connection.shutdown(socket.SHUT_RDWR)
         return Answer(200)
 
     policy = models.policy(drop)
     assert_endpoint_fault(graph.finish(policy), "connection_broken", policy.base_url)
-    assert len(policy.calls) == 1
+    assert len(policy.calls) == 1, "it is not called again"
 
 
 def test_e15_an_endpoint_that_echoes_the_key_does_not_get_it_into_the_error(graph, models):
@@ -178,17 +161,13 @@ def test_e15_an_endpoint_that_echoes_the_key_does_not_get_it_into_the_error(grap
     assert "bad token" in snapshot["error"]["cause"] and SECRET_PREFIX not in json.dumps(snapshot)
 
 
-def test_e15_429_waits_as_long_as_it_is_told(graph, models):
-    policy = models.script(Answer(429, b"", {"Retry-After": "1"}), DONE)
+def test_e15_passing_faults_are_ridden_out_and_429_waits_as_long_as_it_is_told(graph, models):
+    told = Answer(429, b"", {"Retry-After": "1"})
+    policy = models.script(told, Answer(502), Answer(503), SEARCH, Answer(500), Answer(504), DONE)
     assert graph.finish(policy)["status"] == "completed"
-    first, second = policy.calls
+    assert len(policy.calls) == 7
+    first, second = policy.calls[:2]
     assert second.time - first.time >= 1 and first.body == second.body
-
-
-def test_passing_faults_are_ridden_out(graph, models):
-    policy = models.script(Answer(502), Answer(503), Answer(500), SEARCH, Answer(504), DONE)
-    assert graph.finish(policy)["status"] == "completed"
-    assert len(policy.calls) == 6
 
 
 def test_e6_a_fault_at_a_later_call_takes_the_reward_of_what_was_done(graph, models, example_rows):

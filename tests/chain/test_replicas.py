@@ -3,36 +3,27 @@
 import pytest
 
 from proofs.rig import eventually
-from support.scripted_environment import GatewayAlone, ScriptedEnvironment
+from support.scripted_environment import gateway_alone
 
 
 @pytest.fixture(scope="module")
-def pairs():
-    with ScriptedEnvironment() as first, ScriptedEnvironment() as second:
-        yield first, second
-
-
-@pytest.fixture(scope="module")
-def started(pairs, tmp_path_factory, example_rows):
+def started(tmp_path_factory, example_rows):
     folder = tmp_path_factory.mktemp("pairs")
-    with GatewayAlone(folder, pairs, example_rows[0], GATEWAY_CLEANUP_TIMEOUT_S="2") as gateway:
-        gateway.up()
+    with gateway_alone(folder, example_rows[0], pairs=2, GATEWAY_CLEANUP_TIMEOUT_S="2") as gateway:
         yield gateway
 
 
 @pytest.fixture
-def gateway(started, pairs):
-    for pair in pairs:
-        pair.reset()
-    wait_all_up(started)
-    started.wait_released()
+def gateway(started):
+    started.renew()
     yield started
-    for pair in pairs:
+    for pair in started.pairs:
         pair.gone.set()
 
 
-def wait_all_up(gateway):
-    eventually(lambda: all(server["up"] for server in gateway.health()[1]["servers"].values()))
+@pytest.fixture
+def pairs(gateway):
+    return gateway.pairs
 
 
 def hanging(gateway, pairs, count):
@@ -93,7 +84,7 @@ def test_a_dead_pair_ends_its_own_trials_gets_no_new_ones_and_comes_back(gateway
     dead.reset()
     dead.epoch = "second"
     dead.start()
-    wait_all_up(gateway)
+    gateway.wait_all_up()
     hanging(gateway, pairs, 2)
     assert (len(alive.runs), len(dead.runs)) == (4, 2)
 

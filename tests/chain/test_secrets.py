@@ -34,19 +34,10 @@ def files_below(folder):
     return [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
 
 
-def test_no_file_of_the_run_folder_holds_a_secret(graph_started):
-    files = files_below(graph_started.run_dir)
-    assert {"trials.sqlite", "supervisor.log"} <= {path.name for path in files}
-    assert not [path for path in files if NEEDLE in path.read_bytes()]
-
-
-def test_no_file_of_rays_temporary_folder_holds_a_secret(graph_started):
-    folder = Path((graph_started.run_dir / "ray-gym.tmpdir").read_text().strip())
-    files = files_below(folder)
-    assert files and not [path for path in files if NEEDLE in path.read_bytes()]
-
-
-def test_the_store_is_for_its_owner_alone(graph_started):
+def test_no_file_of_the_run_folder_or_of_rays_holds_a_secret_and_the_store_is_for_its_owner_alone(graph_started):
+    files, ray = files_below(graph_started.run_dir), (graph_started.run_dir / "ray-gym.tmpdir").read_text().strip()
+    assert {"trials.sqlite", "supervisor.log"} <= {path.name for path in files} and files_below(ray)
+    assert not [path for path in files + files_below(ray) if NEEDLE in path.read_bytes()]
     for path in graph_started.run_dir.glob("trials.sqlite*"):
         assert path.stat().st_mode & 0o077 == 0, path
 

@@ -59,36 +59,21 @@ def shared_memory(held_by):
     return paths
 
 
-def test_stop_says_what_it_ended(stopped):
+def test_stop_says_what_it_ended_and_nothing_of_ours_is_left(stopped, graph_started):
     before, result = stopped
     assert result.returncode == 0 and result.stderr == "", result.stderr
     assert result.stdout.startswith("Stopped: ") and "none left" in result.stdout
     assert len(before["processes"]) > 5
-
-
-def test_no_process_is_left(stopped, graph_started):
-    before, _ = stopped
     assert not [process for process in before["processes"] if process.alive()]
     assert not processes.ours(graph_started.settings)
-
-
-def test_no_port_is_left(stopped):
-    before, _ = stopped
     listening = {port for _, port, _ in ports.listening()}
     assert len(before["sockets"]) > 8 and not before["sockets"] & listening
-
-
-def test_no_temporary_folder_and_no_shared_memory_is_left(stopped):
-    before, _ = stopped
     assert not before["ray"].exists()
     assert not [path for path in before["shared"] if Path(path).exists()]
 
 
-def test_nothing_else_was_ended(stopped, strangers):
+def test_nothing_else_was_ended_and_a_second_stop_finds_nothing(stopped, graph_started, strangers):
     assert [process.poll() for process in strangers] == [None] * len(strangers)
-
-
-def test_a_second_stop_finds_nothing(stopped, graph_started, strangers):
     again = graph_started.stop()
     assert (again.returncode, again.stdout, again.stderr) == (0, "Stopped: nothing was running\n", "")
     assert [process.poll() for process in strangers] == [None] * len(strangers)

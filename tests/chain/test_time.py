@@ -21,22 +21,15 @@ def assert_lease(snapshot):
     assert snapshot["error"] == {"code": "lease_expired"}
 
 
-def test_the_deadline_ends_a_hanging_model_call(graph, models):
-    assert_deadline(graph.finish(models.hanging(), deadline_s=0.8))
-    graph.wait_released()
-
-
-def test_the_deadline_ends_a_trial_after_tool_calls(graph, models):
-    policy = models.policy(lambda call: SEARCH if call.turn < 2 else models.released.wait(60) or DONE)
-    assert_deadline(graph.finish(policy, deadline_s=2))
-    assert len(policy.calls) == 3
-    graph.wait_released()
-
-
-def test_the_deadline_ends_a_wait_for_another_try(graph, models):
+def test_the_deadline_ends_a_first_and_a_later_model_call_and_a_wait_for_another_try(graph, models):
+    later = models.policy(lambda call: SEARCH if call.turn < 2 else models.released.wait(60) or DONE)
+    policies = [models.hanging(), later, models.script(Answer(503, b"", {"Retry-After": "600"}))]
     began = time.monotonic()
-    assert_deadline(graph.finish(models.script(Answer(503, b"", {"Retry-After": "600"})), deadline_s=0.8))
+    for request_id in [graph.start(graph.payload(policy, deadline_s=2)) for policy in policies]:
+        assert_deadline(graph.wait(request_id))
     assert time.monotonic() - began < 15
+    assert [len(policy.calls) for policy in policies] == [1, 3, 1]
+    graph.wait_released()
 
 
 def test_the_deadline_counts_from_creation_and_ends_a_trial_in_the_queue(graph, models):
@@ -55,11 +48,6 @@ def test_a_deadline_too_short_to_start_is_an_end_like_others(graph, models):
         assert_deadline(graph.finish(models.script(DONE), deadline_s=0.001))
 
 
-def test_a_lease_that_is_not_renewed_aborts(graph, models):
-    assert_lease(graph.finish(models.hanging(), lease_s=0.8))
-    graph.wait_released()
-
-
 def test_a_lease_that_is_renewed_holds_until_it_is_not(graph, models):
     request_id = graph.start(graph.payload(models.hanging(), lease_s=1.5))
     began = time.monotonic()
@@ -68,6 +56,7 @@ def test_a_lease_that_is_renewed_holds_until_it_is_not(graph, models):
         assert graph.show(request_id).json()["status"] in ("queued", "running")
         time.sleep(0.3)
     assert_lease(graph.wait(request_id))
+    graph.wait_released()
 
 
 def test_a_late_answer_of_the_model_changes_nothing(graph, models):

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.payload import VERSION
-from inputs import rows
 from proofs.rig import CONCURRENCY, QUEUE, assert_error, eventually
 from support.scripted_model import DONE, call
+from support.task_rows import session_input
 
 SNAPSHOT = {"protocol_version", "request_id", "status", "reward", "metrics", "artifact_ref", "error"}
 COUNTS = {"tool_calls", "tool_outputs", "assistant_messages", "model_output_items"}
@@ -66,10 +66,8 @@ def test_a_trajectory_is_kept_where_the_metadata_asks_for_it(graph, models, exam
 
 
 def test_a_session_input_runs_like_the_row_it_came_from(graph, models, example_rows):
-    relax = rows.to_relax(example_rows[0])
     policies = [models.oracle(example_rows[0]), models.oracle(example_rows[0])]
-    task = {"messages": relax["input"], "metadata": relax["metadata"]}
-    ended = [graph.finish(policies[0]), graph.finish(policies[1], row=task)]
+    ended = [graph.finish(policies[0]), graph.finish(policies[1], row=session_input(example_rows[0]))]
     assert [snapshot["reward"] for snapshot in ended] == [1.0, 1.0]
     assert policies[0].calls[0].body == policies[1].calls[0].body
 
@@ -104,108 +102,12 @@ def test_the_key_may_go_into_another_header(graph, models):
     assert "Authorization" not in policy.calls[0].headers
 
 
-def test_the_same_create_again_starts_nothing(graph, models, finished):
+def test_the_same_create_again_starts_nothing_and_another_under_its_id_is_refused(graph, finished):
     payload, ended = finished
     changed_form = dict(reversed(payload.items())) | {"deadline_s": 30.0, "lease_s": 60.0}
     answer = graph.create(changed_form)
     assert (answer.status_code, answer.json()) == (202, ended)
-
-
-def test_the_same_create_twice_at_once_runs_once(graph, models, running):
-    policy = models.script(DONE)
-    payload = graph.payload(policy)
-    answers = [graph.create(payload) for _ in range(5)]
-    assert {answer.status_code for answer in answers} == {202}
-    graph.wait(payload["request_id"])
-    assert len(policy.calls) == 1
-
-
-def test_another_payload_under_a_used_id_is_refused(graph, models, finished, running):
-    payload, _ = finished
-    for changes in ({"deadline_s": 31}, {"session": payload["session"] | {"attempt": 2}}, {"metadata": {"a": 1}}):
-        assert_error(graph.create(payload | changes), 409, "payload_differs", "request_id")
-    other = graph.payload(models.script(DONE), request_id=running)
-    assert_error(graph.create(other), 409, "payload_differs", "request_id")
-
-
-def changed(payload, path, value):
-    """The payload with another value at a dotted path; `...` removes it."""
-    *parents, last = path.split(".")
-    place = payload
-    for name in parents:
-        place = place[name]
-    place[last] = value
-    if value is ...:
-        del place[last]
-    return payload
-
-
-UNFIT = {
-    "protocol_version": ["relax-nemo-gym/v2", ...],
-    "request_id": ["", "a b", "../x", "x" * 201, 7, ...],
-    "session": [..., []],
-    "session.session_id": [..., "", "spa ce"],
-    "session.rollout_mode": ["test"],
-    "session.attempt": [0, "1", True],
-    "environment": [None],
-    "environment.name": [1],
-    "environment.config": [...],
-    "environment.task": [[], ...],
-    "model_endpoint": ["http://127.0.0.1:1"],
-    "model_endpoint.base_url": [5, ...],
-    "model_endpoint.model": [""],
-    "model_endpoint.api_key": [""],
-    "model_endpoint.headers": [[]],
-    "deadline_s": [0, -1, "30", None, True, ...],
-    "lease_s": [0, ...],
-    "metadata": ["x"],
-    "interrupt_policy": [1],
-    "generation": [[]],
-}
-
-
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in UNFIT.items() for value in values])
-def test_an_unfit_field_is_named(graph_started, path, value):
-    payload = changed(graph_started.payload("http://127.0.0.1:1"), path, value)
-    assert_error(graph_started.create(payload), 422, "invalid_payload", path)
-
-
-PARAMS = "responses_create_params"
-TASK_FAULTS = [
-    (PARAMS, ..., PARAMS),
-    *((f"{PARAMS}.input", value, f"{PARAMS}.input") for value in (..., [], 5)),
-    (f"{PARAMS}.tools", {}, f"{PARAMS}.tools"),
-    (f"{PARAMS}.tools", [{"type": "function"}], f"{PARAMS}.tools[0].name"),
-    (f"{PARAMS}.tools", [{"type": "function", "name": "verify"}], f"{PARAMS}.tools[0].name"),
-    ("ground_truth", ..., "ground_truth"),
-    ("ground_truth", [{"name": "x"}], "ground_truth[0].arguments"),
-    ("ground_truth", [{"name": "x", "arguments": "[]"}], "ground_truth[0].arguments"),
-    ("id", "0", "id"),
-    ("category", ..., "category"),
-    ("environment_name", 3, "environment_name"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "field"), TASK_FAULTS)
-def test_e9_what_is_wrong_with_a_task_is_named(graph_started, path, value, field):
-    payload = changed(graph_started.payload("http://127.0.0.1:1"), f"environment.task.{path}", value)
-    assert_error(graph_started.create(payload), 422, "invalid_payload", f"environment.task.{field}")
-
-
-NOT_ALLOWED = [
-    ("environment.name", "other", "environment_not_registered", "environment"),
-    ("environment.config", "v2", "environment_not_registered", "environment"),
-    ("interrupt_policy", "any", "policy_not_allowed", "interrupt_policy"),
-    ("deadline_s", 1800.5, "deadline_not_allowed", "deadline_s"),
-    ("lease_s", 1801, "deadline_not_allowed", "lease_s"),
-    ("model_endpoint.base_url", "http://192.0.2.1:80/x", "callback_not_allowed", "model_endpoint.base_url"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "code", "field"), NOT_ALLOWED)
-def test_what_is_not_registered_or_allowed_is_refused(graph_started, path, value, code, field):
-    payload = changed(graph_started.payload("http://127.0.0.1:1"), path, value)
-    assert_error(graph_started.create(payload), 400, code, field)
+    assert_error(graph.create(payload | {"deadline_s": 31}), 409, "payload_differs", "request_id")
 
 
 def test_a_full_queue_is_answered_with_429_and_a_time(graph, models):
@@ -243,14 +145,11 @@ def test_unknown_trials_and_routes_and_wrong_methods(graph_started, code, route)
     assert_error(graph_started.http.request(*route.split()), *code)
 
 
-def test_renew_is_204_before_and_after_the_end(graph, finished, running):
-    for request_id in (running, finished[0]["request_id"]):
+def test_renew_is_204_abort_is_202_and_the_first_end_stays(graph, finished, running):
+    payload, ended = finished
+    for request_id in (running, payload["request_id"]):
         answer = graph.http.post(f"/v1/trials/{request_id}/renew")
         assert (answer.status_code, answer.content) == (204, b"")
-
-
-def test_abort_is_202_and_the_first_end_stays(graph, finished, running):
-    payload, ended = finished
     answer = graph.http.post(f"/v1/trials/{payload['request_id']}/abort")
     assert (answer.status_code, answer.json()) == (202, ended)
     assert graph.http.post(f"/v1/trials/{running}/abort").status_code == 202

@@ -6,9 +6,4 @@ SMALL = {"ABUSE_TRIALS": 80, "ABUSE_ABORTS": 20, "ABUSE_CLIENTS": 40, "ABUSE_EXA
 
 
 def size(name):
-    return int(os.environ[name]) if full() else SMALL[name]
-
-
-def full():
-    """Whether this run is `make abuse`."""
-    return "ABUSE_FULL" in os.environ
+    return int(os.environ[name]) if "ABUSE_FULL" in os.environ else SMALL[name]

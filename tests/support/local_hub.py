@@ -1,27 +1,13 @@
-"""A hub on 127.0.0.1 that the real hub client talks to, with faults on demand; and a runner of stages.
+"""A hub on 127.0.0.1 that the real hub client talks to, with faults on demand.
 
 It serves what the client asks for: a revision's commit, a commit's tree, and files by HEAD
 and ranged GET. It knows no large-file storage, so a download is always plain HTTP.
 """
 
 import hashlib
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 from support.http_server import HttpServer
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-# Runs a stage as its own program; the client's waits between tries are left out.
-STAGE = """
-import runpy, sys, time
-time.sleep = lambda seconds: None
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 class Hub(HttpServer):
@@ -100,26 +86,3 @@ def stalled(body):
 
 def refused(status, code):
     return status, b"", {"X-Error-Code": code}
-
-
-def run_stage(name, *arguments, home, **environment):
-    """Run scripts/NAME in an empty home with proxies that lead nowhere; the completed process."""
-    dead = "http://127.0.0.1:9"
-    base = {"PATH": os.environ["PATH"], "HOME": str(home), "http_proxy": dead, "https_proxy": dead}
-    return subprocess.run(
-        [sys.executable, "-c", STAGE, str(SCRIPTS / name), *map(str, arguments)],
-        env={**base, "no_proxy": "127.0.0.1", **{key: str(value) for key, value in environment.items()}},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-def only_error(done):
-    """The one line of what went wrong, after asserting that it is one and no traceback."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]

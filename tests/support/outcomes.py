@@ -16,12 +16,12 @@ from gateway import trial_request
 from gateway.client import Gateway, Trial
 from inputs import rows
 from policy import model_api
-from servers.tree import WORKPLACE, installed_tree
-from support.task_rows import SHARED_DATA
+from servers.tree import installed_tree
+from support.task_rows import EXAMPLE, SHARED_DATA, session_input
 
 # Rows that every backend plays: the first so many of each file.
 COMPARED = {
-    "example": (installed_tree() / WORKPLACE / "data" / "example.jsonl", 5),
+    "example": (EXAMPLE, 5),
     "workbench": (SHARED_DATA / "workbench_dev.jsonl", 50),
 }
 AT_ONCE = 8
@@ -74,8 +74,7 @@ def of_graph(settings, task_rows):
     server = model_api.ModelAPI("127.0.0.1", policy)
 
     def trial(row):
-        relax = rows.to_relax(row)
-        task = {"messages": relax["input"], "metadata": relax["metadata"]}
+        task = session_input(row)
         session = verify_trial.session_of(server, task)
         payload = trial_request.create_payload(settings, session, task)
         snapshot = Trial(Gateway(settings), payload).finish()

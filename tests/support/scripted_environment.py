@@ -4,10 +4,11 @@ import json
 import signal
 import subprocess
 import threading
+from contextlib import ExitStack, contextmanager
 
 from common import program
 from common import settings as variables
-from proofs.rig import Surface, environment, free_block
+from proofs.rig import Surface, environment, eventually, free_block
 from support.http_server import HttpServer
 
 RESPONSE = {"output": [{"type": "message", "role": "assistant"}]}
@@ -59,6 +60,7 @@ class GatewayAlone(Surface):
 
     def __init__(self, folder, pairs, row, **changes):
         folder.mkdir(exist_ok=True)
+        self.pairs = pairs
         self.log = folder / "gateway.log"
         config = {}
         for nth, pair in enumerate(pairs):
@@ -84,6 +86,17 @@ class GatewayAlone(Surface):
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.log.parent)
         self.wait_ready(120)
 
+    def renew(self):
+        """Let go of what hangs, and wait until the pairs answer as at first and no trial is left."""
+        for pair in self.pairs:
+            pair.gone.set()
+            pair.reset()
+        self.wait_all_up()
+        self.wait_released()
+
+    def wait_all_up(self):
+        eventually(lambda: all(server["up"] for server in self.health()[1]["servers"].values()))
+
     def down(self, number=signal.SIGINT):
         """Signal it; returns its exit status."""
         self.process.send_signal(number)
@@ -99,3 +112,13 @@ class GatewayAlone(Surface):
     def finish(self, **changes):
         """Run one trial to its end. Returns the terminal snapshot."""
         return self.wait(self.begin(**changes))
+
+
+@contextmanager
+def gateway_alone(folder, row, pairs=1, **changes):
+    """A GatewayAlone that is up, with scripted pairs of its own."""
+    with ExitStack() as stack:
+        environments = [stack.enter_context(ScriptedEnvironment()) for _ in range(pairs)]
+        gateway = stack.enter_context(GatewayAlone(folder, environments, row, **changes))
+        gateway.up()
+        yield gateway

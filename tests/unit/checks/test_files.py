@@ -1,19 +1,17 @@
 """The doctor on rows and model, with a hub of the test's own."""
 
-import json
 import shutil
-import struct
 
 import pytest
 
 from checks import files
 from inputs import hub as hub_client
 from inputs import pins, weights
-from servers import tree
 from support.doctor_case import PROXY_PAGE, Pages, case_of, found, is_ok
 from support.local_hub import Hub
+from support.task_rows import EXAMPLE
+from support.tiny_model import model
 
-EXAMPLE = tree.installed_tree() / f"{tree.WORKPLACE}/data/example.jsonl"
 LOCK = pins.read_lock(pins.LOCK)
 
 
@@ -101,25 +99,17 @@ def test_a_lock_that_was_edited_is_named(tmp_path, monkeypatch):
     assert "git checkout" in found(files.task_rows, case_of(tmp_path), "fail").cure
 
 
-def put_model(folder):
-    """A whole model of the right shape with tiny weights."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(weights.SHAPE))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_text('{"a": 1}')
-    (folder / weights.INDEX).write_text('{"weight_map": {"t": "w.safetensors"}}')
-    header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
-    (folder / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-
-
 def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path):
     case, trains = case_of(tmp_path), case_of(tmp_path, RAY_ADDRESS="10.0.0.5:6379")
     folder = case.settings.MODEL_DIR / "Qwen3-4B"
     assert "only training needs it" in found(files.model, case, "ok").what
     assert "make model" in found(files.model, trains, "fail").cure
-    put_model(folder)
-    assert "1 weight files" in found(files.model, trains, "ok").what
-    (folder / "w.safetensors").write_bytes((folder / "w.safetensors").read_bytes()[:-1])
+    folder.mkdir(parents=True)
+    for name, content in model().items():
+        (folder / name).write_bytes(content)
+    assert "2 weight files" in found(files.model, trains, "ok").what
+    shard = next(folder.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
     for at, verdict in ((trains, "fail"), (case, "warn")):
         assert "bytes instead of" in found(files.model, at, verdict).what
 

@@ -196,7 +196,11 @@ def test_free_ports_are_ok_and_nothing_is_bound(tmp_path, base):
 
 @pytest.mark.parametrize(
     ("host", "offset", "variable"),
-    [("127.0.0.1", 2, "GYM_BASE_PORT"), ("0.0.0.0", 2, "GYM_BASE_PORT"), ("127.0.0.1", 200, "GYM_RAY_PORT")],
+    [
+        *(("127.0.0.1", offset, "GYM_BASE_PORT") for offset in (2, 4, 45)),
+        ("0.0.0.0", 0, "GYM_BASE_PORT"),
+        ("127.0.0.1", 200, "GYM_RAY_PORT"),
+    ],
 )
 def test_e5_a_taken_port_names_its_holder(tmp_path, base, listen, host, offset, variable):
     process = listen(base + offset, host)

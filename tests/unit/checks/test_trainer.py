@@ -1,5 +1,6 @@
 """The doctor on training: scripted dashboards, and processes that look like Rays."""
 
+import json
 import shutil
 
 import pytest
@@ -10,12 +11,9 @@ from common import settings as variables
 from common.settings import ROOT
 from support.doctor_case import PROXY_PAGE, Pages, case_of, found, is_ok
 from support.scripted_dashboard import ScriptedDashboard
+from support.task_rows import SMALL
 
 STANDIN = ROOT / "tests" / "train" / "standin"
-ROW = (
-    '{"id": 1, "category": "c", "environment_name": "workplace_assistant", "ground_truth": [],'
-    ' "responses_create_params": {"input": [{"role": "user", "content": "hello"}]}}\n'
-)
 
 
 @pytest.fixture
@@ -27,13 +25,10 @@ def dashboard():
 @pytest.fixture
 def train(tmp_path, dashboard):
     """A case of training in which all is well, but for what a test changes."""
-    (tmp_path / "rows.jsonl").write_text(ROW * 3)
+    (tmp_path / "rows.jsonl").write_text((json.dumps(SMALL) + "\n") * 3)
     shutil.copytree(STANDIN, tmp_path / "relax_root")
-    good = {
-        "NEMO_GYM_SOURCE_DATA": tmp_path / "rows.jsonl",
-        "RAY_ADDRESS": "127.0.0.1:6379",
-        "RAY_DASHBOARD_ADDRESS": dashboard.url,
-    }
+    good = {"RAY_ADDRESS": "127.0.0.1:6379", "RAY_DASHBOARD_ADDRESS": dashboard.url}
+    good |= {"NEMO_GYM_SOURCE_DATA": tmp_path / "rows.jsonl"}
     return lambda **changes: case_of(tmp_path, "train", **{**good, **changes})
 
 

@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import subprocess
 import sys
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from common import settings
 from common.settings import SettingsError, Variable, declared, load
 from proofs.fault_matrix import FAULTS
+from support.programs import run
 
 SECRET = "secret-that-nobody-may-see"
 UNKNOWN = "is not a variable of env.example; did you mean"
@@ -178,38 +178,23 @@ def test_dotenv_takes_comments_blanks_exports_and_quotes(dotenv):
 )
 def test_a_fault_in_dotenv_is_named_by_line_and_shows_no_secret(dotenv, text, words):
     assert words in refusal(loaded, dotenv(text))
-
-
-def test_a_dotenv_that_is_no_file_is_named(tmp_path):
-    assert "cannot be read" in refusal(loaded, tmp_path)
+    assert "cannot be read" in refusal(loaded, dotenv(text).parent)
 
 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        (
-            {"GYM_BASE_PROT": "1"},
-            f"environment: GYM_BASE_PROT {UNKNOWN} GYM_BASE_PORT?",
-        ),
+        ({"GYM_BASE_PROT": "1"}, f"environment: GYM_BASE_PROT {UNKNOWN} GYM_BASE_PORT?"),
         ({"GATEWAY_TOKN": SECRET}, "GATEWAY_TOKN"),
         ({"REHEARSAL_POLCY": "noop"}, "did you mean REHEARSAL_POLICY?"),
         ({"WORKPLACE_ASSISTANT_MAX": "1"}, "WORKPLACE_ASSISTANT_MAX"),
         ({"LIMIT": "-1"}, "environment: LIMIT='-1' is outside"),
         ({"GATEWAY_TOKEN": f"a {SECRET}"}, "environment: GATEWAY_TOKEN holds"),
-        (
-            {"LIMIT": "x", "MAKEFLAGS": " -- RUN=a LIMIT=x"},
-            "make's command line: LIMIT='x' is not a whole number",
-        ),
+        ({"LIMIT": "x", "MAKEFLAGS": " -- RUN=a LIMIT=x"}, "make's command line: LIMIT='x' is not a whole number"),
         ({"LIMIT": "x", "MAKEFLAGS": " -- MODEL=a\\ LIMIT=x"}, "environment: LIMIT='x' is not a whole number"),
-        (
-            {"MAKEFLAGS": " -- SPLTI=train"},
-            f"make's command line: SPLTI {UNKNOWN} SPLIT?",
-        ),
+        ({"MAKEFLAGS": " -- SPLTI=train"}, f"make's command line: SPLTI {UNKNOWN} SPLIT?"),
         ({"MAKEFLAGS": "s -j2 --jobserver-auth=3,4 -- LIMIT=1 LIMITS=1"}, "did you mean LIMIT?"),
-        (
-            {"MAKEFLAGS": " -- split=train"},
-            f"make's command line: split {UNKNOWN} SPLIT?",
-        ),
+        ({"MAKEFLAGS": " -- split=train"}, f"make's command line: split {UNKNOWN} SPLIT?"),
         ({"MAKEFLAGS": " -- SPLTI:=train"}, "did you mean SPLIT?"),
     ],
 )
@@ -239,10 +224,10 @@ def test_a_program_among_variables_of_others_checks_only_its_own():
         _ = values.LIMIT
 
 
-def run(*command, **environment):
+def run_with(*command, **environment):
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
     kept |= {"PYTHONPATH": str(settings.ROOT / "scripts"), **environment}
-    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60)
+    return run(*command, env=kept)
 
 
 CODE = "from common import settings; s, _ = settings.from_command_line('Says.', 'LIMIT'); print(s.LIMIT, s.MODEL)"
@@ -250,7 +235,7 @@ CODE = "from common import settings; s, _ = settings.from_command_line('Says.', 
 
 def stage(*arguments, **environment):
     """Run a stage that prints LIMIT and MODEL."""
-    return run(sys.executable, "-c", CODE, *arguments, **environment)
+    return run_with(sys.executable, "-c", CODE, *arguments, **environment)
 
 
 def test_a_stage_takes_options_and_explains_them():
@@ -273,7 +258,7 @@ def test_a_name_given_to_make_reaches_the_stage_or_is_refused(tmp_path):
     (tmp_path / "Makefile").write_text(f"say:\n\t@{sys.executable} {tmp_path}/say.py\n")
 
     def make(*arguments):
-        return run("make", "-C", str(tmp_path), "--no-print-directory", *arguments)
+        return run_with("make", "-C", str(tmp_path), "--no-print-directory", *arguments)
 
     assert make("LIMIT=4", "MODEL=a B=c").stdout == "4 a B=c\n"
     for argument in ("LIMITS=4", "limit=4", "LIMITS:=4", "LIMIT=many"):

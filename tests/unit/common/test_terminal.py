@@ -1,11 +1,11 @@
 """What a stage says: the words of others, how a stage ended, and what every script answers to --help."""
 
-import subprocess
 import sys
 
 import pytest
 
 from common import failure, program, terminal
+from support.programs import run
 
 
 def test_the_words_of_others_move_no_cursor(capsys):
@@ -33,5 +33,5 @@ def test_a_stage_that_is_interrupted_has_found_nothing(capsys, raised, mark):
 
 @pytest.mark.parametrize("path", sorted(program.SCRIPTS.glob("*.py")), ids=lambda path: path.name)
 def test_every_program_explains_itself(path):
-    done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True, timeout=100)
+    done = run(sys.executable, path, "--help")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()

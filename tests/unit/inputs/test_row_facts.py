@@ -5,8 +5,7 @@ import json
 import pytest
 
 from inputs import row_facts, rows
-from servers import tree
-from support.task_rows import SHARED_DATA
+from support.task_rows import EXAMPLE, SHARED_DATA
 
 ARGUMENTS = '{"event_id": "00000252", "field": "duration", "new_value": "30"}'
 CALL = {"name": "calendar_update_event", "arguments": ARGUMENTS}
@@ -42,7 +41,7 @@ def test_one_argument_of_a_call_and_of_its_repeats_is_altered():
 
 
 def test_every_tool_that_can_be_altered_is_one_of_the_environment_with_that_argument():
-    example = rows.read_rows(tree.installed_tree() / tree.WORKPLACE / "data" / "example.jsonl")[0]
+    example = rows.read_rows(EXAMPLE)[0]
     tools = {tool["name"]: tool["parameters"]["properties"] for tool in example[rows.WRAPPER]["tools"]}
     assert all(argument in tools[name] for name, argument in row_facts.ALTERED.items())
     # What is left only reads.
@@ -67,11 +66,7 @@ def test_twins_are_found_by_words_and_by_the_meaning_of_the_answer():
     other = CALL | {"arguments": '{"new_value": "30", "event_id": "00000252", "field": "DURATION"}'}
     variants = [row(CALL), row(other, prompt="do  IT."), row(prompt="Do it"), row(prompt="do it")]
     twins = row_facts.twins(zip("abcd", variants, strict=True))
-    assert twins == [
-        ("b", "a", True),
-        ("c", "a", False),
-        ("d", "c", True),
-    ]
+    assert twins == [("b", "a", True), ("c", "a", False), ("d", "c", True)]
 
 
 @pytest.mark.shared_data

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from common.failure import Failure
 from inputs import rows
-from servers import tree
-from support.task_rows import SHARED_DATA
+from support.task_rows import EXAMPLE, SHARED_DATA, session_input
 
 P = rows.WRAPPER
 
@@ -26,13 +25,9 @@ def row(**params):
     }
 
 
-def as_session(relax):
-    return {"messages": relax["input"], "metadata": relax["metadata"]}
-
-
 def round_trip(raw):
     before = copy.deepcopy(raw)
-    session = json.loads(json.dumps(as_session(rows.to_relax(raw))))
+    session = json.loads(json.dumps(session_input(raw)))
     assert rows.to_run_request(session) == before == raw
     assert rows.to_run_request(raw) == before
 
@@ -40,7 +35,7 @@ def round_trip(raw):
 @pytest.mark.parametrize(
     ("path", "count"),
     [
-        (tree.installed_tree() / tree.WORKPLACE / "data" / "example.jsonl", 5),
+        (EXAMPLE, 5),
         pytest.param(SHARED_DATA / "workbench_dev.jsonl", 345, marks=pytest.mark.shared_data),
     ],
 )
@@ -192,7 +187,7 @@ def test_a_bad_row_is_refused_by_its_key(path, value, key):
     ],
 )
 def test_a_session_input_names_the_key_as_it_stands_there(change, key):
-    session = as_session(rows.to_relax(row()))
+    session = session_input(row())
     for name, value in change.items():
         (session if name in session else session["metadata"])[name] = value
     with pytest.raises(rows.RowError) as caught:
@@ -250,13 +245,10 @@ def test_a_bad_line_is_named_by_file_and_line(path, line, words):
     assert "\n" not in message and len(message) < 400
 
 
-def test_records_are_counted_not_newlines(path):
+def test_records_are_counted_not_newlines_and_a_limit_stops_before_later_rows(path):
     separators = json.dumps(row(input="a\u2028b\x85c"), ensure_ascii=False).encode()
     path.write_bytes(b"\n \r\n" + GOOD + b"\r\n\n" + separators)
     assert len(rows.read_rows(path)) == 2
-
-
-def test_a_limit_stops_before_later_rows(path):
     path.write_bytes(GOOD + b"\n{")
     assert len(rows.read_rows(path, limit=1)) == 1
 

@@ -1,20 +1,17 @@
 """The model API: where it listens, what it refuses, how the ground truth is spread, and branches of a history."""
 
-import socket
-
 import pytest
 
 from policy import model_api
 from proofs.rig import Server
+from support.http_server import nobody
 
 
 def test_it_listens_where_it_is_told():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    api = model_api.ModelAPI("127.0.0.1", model_api.noop, port)
+    url = nobody()
+    api = model_api.ModelAPI("127.0.0.1", model_api.noop, int(url.rpartition(":")[2]))
     api.stop()
-    assert api.base_url == f"http://127.0.0.1:{port}/agentic_api"
+    assert api.base_url == f"{url}/agentic_api"
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,21 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import smoke
-from common import net, program
+from common import net
 from common.failure import Failure
 from gateway import health
 from reports import layers
 from rollouts import runs
 from support.doctor_case import Pages
+from support.dumps import TEXT
+from support.programs import stage
 
-TEXT = '<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>\n<tool_response>\nok\n</tool_response>\nDone.'
 IDLE = {"ready": True, "service_epoch": "e1", "active_trials": 0, "open_sessions": 0}
 NOBODY = "http://127.0.0.1:9"
 
@@ -85,10 +85,9 @@ def test_state_that_is_not_released_or_not_known_fails(gateway, held, words):
 
 
 def run(gateway, folder):
-    command = program.stage("accept", "--nemo-gym-url", gateway.url)
-    variables = {"EXP_DIR": str(folder), "RUN_DIR": str(folder / "run"), "GYM_BASE_PORT": "20900"}
-    ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    variables = {"EXP_DIR": folder, "RUN_DIR": folder / "run", "GYM_BASE_PORT": "20900"}
+    ended = stage("accept", "--nemo-gym-url", gateway.url, **variables)
+    assert ended.returncode == 1
     return ended.stdout + ended.stderr
 
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import socket
 import xml.etree.ElementTree
+from types import SimpleNamespace
 
 import pytest
 
 from evaluation import audit_checks
-from support.local_hub import run_stage
+from support.http_server import nobody
+from support.programs import only_error, stage_alone
 from support.scripted_verifier import ScriptedVerifier
 
 TOOLS = ["email_send_email", "email_delete_email", "email_search_emails"]
@@ -40,7 +41,7 @@ def audit(tmp_path):
     def run(rows, verifier, **variables):
         source = write(tmp_path / "rows.jsonl", rows)
         options = ["--nemo-gym-source-data", source, "--data-root", tmp_path / "data", "--resource-url", verifier.url]
-        done = run_stage("audit.py", *options, home=tmp_path, **variables)
+        done = stage_alone("audit", *options, home=tmp_path, **variables)
         written = tmp_path / "data" / "audit" / "rows.json"
         return done, json.loads(written.read_text()) if written.exists() else None
 
@@ -75,26 +76,20 @@ def test_rows_that_are_right_pass_and_every_figure_is_counted(audit, tmp_path):
     assert "rows=5 broken=0 replayed=5 altered_refused=3 floor=0.400 ceiling=0.800 repeated=0 contradicting=0" in line
 
 
-def test_a_part_of_the_rows_has_files_of_its_own(audit, tmp_path):
-    folder = tmp_path / "data" / "audit"
+def test_a_part_of_the_rows_has_files_of_its_own_and_a_plot_is_a_picture_that_loads_nothing(audit, tmp_path):
+    folder, rows = tmp_path / "data" / "audit", [row(100, SEND, category="<b>&"), *ROWS]
     with ScriptedVerifier() as verifier:
-        _, whole = audit(ROWS, verifier)
+        _, whole = audit(rows, verifier)
         picture = (folder / "rows.svg").read_text()
-        done, kept = audit(ROWS, verifier, LIMIT=2)
+        done, kept = audit(rows, verifier, LIMIT=2)
         assert kept == whole and (folder / "rows.svg").read_text() == picture
         part = json.loads((folder / "rows-first-2.json").read_text())
         assert part["source"]["count"] == 2 and (folder / "rows-first-2.svg").exists()
         assert f"written: {folder}/rows-first-2.json {folder}/rows-first-2.svg" in done.stdout
-        assert f"written: {folder}/rows.json " in audit(ROWS, verifier, LIMIT=6)[0].stdout
-
-
-def test_the_plot_is_one_picture_that_loads_nothing(audit, tmp_path):
-    with ScriptedVerifier() as verifier:
-        audit([row(100, SEND, category="<b>&"), *ROWS], verifier)
-    text = (tmp_path / "data" / "audit" / "rows.svg").read_text()
-    picture = xml.etree.ElementTree.fromstring(text)
-    assert {each.tag.rpartition("}")[2] for each in picture} == {"rect", "text"}
-    assert "<b>&" in [each.text for each in picture]
+        assert f"written: {folder}/rows.json " in audit(rows, verifier, LIMIT=7)[0].stdout
+    elements = list(xml.etree.ElementTree.fromstring(picture))
+    assert {element.tag.rpartition("}")[2] for element in elements} == {"rect", "text"}
+    assert "<b>&" in [element.text for element in elements]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +109,6 @@ def test_a_broken_row_is_named_by_file_line_and_id(audit, tmp_path, fault, words
     assert words in result["faults"][0]["fault"]
     assert f"error: 1 broken row(s) in {tmp_path}/rows.jsonl, first {tmp_path}/rows.jsonl:3 (id 101): " in done.stderr
     assert words in done.stderr
-
-
-def test_a_ground_truth_that_no_policy_can_call_is_broken(audit):
-    rows = [row(100, ("email_reply_email", {"email_id": "00000057", "body": "x"}))]
-    with ScriptedVerifier() as verifier:
-        done, result = audit(rows, verifier)
-    assert done.returncode == 1
-    assert result["faults"][0]["fault"] == "the ground truth calls email_reply_email, which the row does not offer"
 
 
 def test_rows_that_repeat_each_other_are_named_in_and_across_splits(audit, tmp_path):
@@ -165,13 +152,17 @@ def test_a_verifier_that_accepts_everything_is_refused_before_any_row(audit):
 
 
 def test_a_server_that_is_not_there_names_its_cure(audit):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        gone = ScriptedVerifier()
-        gone.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        done, result = audit(ROWS, gone)
-    assert done.returncode == 1 and result is None
-    assert done.stderr.strip() == f"error: {gone.url}: no resource server answers; `make gym-up` starts it"
+    gone = SimpleNamespace(url=nobody())
+    done, result = audit(ROWS, gone)
+    assert only_error(done) == f"error: {gone.url}: no resource server answers; `make gym-up` starts it"
+    assert result is None
+
+
+def test_a_ground_truth_that_no_policy_can_call_is_broken():
+    unknown = row(100, ("email_reply_email", {"email_id": "00000057", "body": "x"}))
+    with ScriptedVerifier() as verifier:
+        finding = audit_checks.check(audit_checks.Verifier(verifier.url), unknown)
+    assert finding["faults"] == ["the ground truth calls email_reply_email, which the row does not offer"]
 
 
 def test_each_row_goes_to_the_verifier_whole_once_and_without_its_tools_after_that():

@@ -9,7 +9,7 @@ from common import settings
 from common.failure import Failure
 from evaluation import comparison, conditions, sides, significance
 from evaluation.files import Evaluation
-from support.local_hub import only_error, run_stage
+from support.programs import only_error, stage_alone
 
 CONFIG = {
     "format": 1,
@@ -70,10 +70,21 @@ def results(tmp_path):
 
 
 @pytest.fixture
+def compare_results(results, compare):
+    """Writes the evaluations base and trained with these rewards, and compares them."""
+
+    def run(base, candidate, **changes):
+        results("base", base), results("trained", candidate, **changes)
+        return compare("base", "trained")
+
+    return run
+
+
+@pytest.fixture
 def compare(tmp_path):
     def run(base, candidate, **variables):
         options = ["--base", base, "--candidate", candidate, "--data-root", tmp_path / "data"]
-        done = run_stage("compare.py", *options, home=tmp_path, **variables)
+        done = stage_alone("compare", *options, home=tmp_path, **variables)
         written = list((tmp_path / "data" / "compare").glob("*.json"))
         return done, json.loads(written[0].read_text()) if written else None
 
@@ -94,10 +105,8 @@ def test_the_configuration_of_these_tests_has_the_fields_of_a_real_one(tmp_path)
     assert real.keys() == CONFIG.keys() and real["rows"].keys() == CONFIG["rows"].keys()
 
 
-def test_a_known_table_gives_its_published_figures_and_its_flips(results, compare):
-    base, candidate = table(36, 12, 2, 0)
-    results("base", base), results("trained", candidate)
-    done, found = compare("base", "trained")
+def test_a_known_table_gives_its_published_figures_and_its_flips(compare_results):
+    done, found = compare_results(*table(36, 12, 2, 0))
     assert done.returncode == 0, done.stderr
     figures = found["figures"]
     assert (figures["low"], figures["high"]) == (pytest.approx(0.0569, abs=5e-5), pytest.approx(0.3404, abs=5e-5))
@@ -115,32 +124,25 @@ def test_a_known_table_gives_its_published_figures_and_its_flips(results, compar
     )
 
 
-def test_no_difference_shown_says_what_could_have_been(results, compare):
-    base, candidate = table(10, 3, 2, 5)
-    results("base", base), results("trained", candidate)
-    done, found = compare("base", "trained")
+def test_no_difference_shown_says_what_could_have_been(compare_results):
+    done, found = compare_results(*table(10, 3, 2, 5))
     low, high = significance.newcombe(10, 3, 2, 5)
     assert found["verdict"].startswith("No difference shown: +5.0 points")
-    power = (
-        f"with 80 % power these data could detect a difference of about {280.16 / 1.96 * (high - low) / 2:.1f} points"
-    )
-    assert power in found["verdict"]
+    points = 280.16 / 1.96 * (high - low) / 2
+    assert f"with 80 % power these data could detect a difference of about {points:.1f} points" in found["verdict"]
 
 
-def test_an_interval_and_a_test_that_disagree_claim_nothing(results, compare):
-    base, candidate = table(1, 7, 1, 12)
-    results("base", base), results("trained", candidate)
-    found = compare("base", "trained")[1]
+def test_an_interval_and_a_test_that_disagree_claim_nothing(compare_results):
+    _, found = compare_results(*table(1, 7, 1, 12))
     assert found["figures"]["low"] > 0 and found["figures"]["p"] == pytest.approx(0.0703, abs=5e-5)
     assert found["verdict"].startswith("No difference shown: +28.6 points")
     assert found["verdict"].endswith("the interval excludes 0 but the test is not significant; more rows are needed.")
 
 
-def test_repeats_are_compared_by_the_means_of_rows(results, compare):
+def test_repeats_are_compared_by_the_means_of_rows(compare_results):
     base = {row: [0.0, 0.0, float(row % 2), 0.0] for row in range(24)}
     candidate = {row: [1.0, 0.0, 1.0, float(row % 3 == 0)] for row in range(24)}
-    results("base", base), results("trained", candidate)
-    done, found = compare("base", "trained")
+    done, found = compare_results(base, candidate)
     means = [sum(candidate[row]) / 4 - sum(base[row]) / 4 for row in range(24)]
     figures = found["figures"]
     assert figures["difference"] == pytest.approx(sum(means) / 24)
@@ -175,20 +177,18 @@ def test_results_that_do_not_match_are_refused_by_field_and_both_values(results,
     assert words in str(refused.value) and "model" not in str(refused.value)
 
 
-def test_a_refusal_is_one_line_that_names_every_field_and_writes_nothing(results, compare):
-    results("base", {0: [1.0]}), results("trained", {0: [1.0]}, wire="chat", sampling={"temperature": 0.7})
-    done, found = compare("base", "trained")
+def test_a_refusal_is_one_line_that_names_every_field_and_writes_nothing(compare_results):
+    done, found = compare_results({0: [1.0]}, {0: [1.0]}, wire="chat", sampling={"temperature": 0.7})
     error = only_error(done)
     assert 'wire is "responses" and "chat"' in error and "sampling.temperature is 1.0 and 0.7" in error
     assert "sampling.max_output_tokens is 2048 and null" in error and found is None
 
 
-def test_missing_samples_are_named_and_never_counted_as_zero(results, compare):
+def test_missing_samples_are_named_and_never_counted_as_zero(compare_results):
     failure = sample(1, 0, None, status="failed", error={"code": "agent_error"})
     base = {0: [1.0], 1: [1.0], 2: [0.0], 3: [1.0]}
     candidate = {0: [1.0], 1: [None], 2: [0.0], 3: [None]}
-    results("base", base), results("trained", candidate, failures=[failure])
-    done, found = compare("base", "trained")
+    done, found = compare_results(base, candidate, failures=[failure])
     assert found["figures"]["rows"] == 2 and found["figures"]["difference"] == 0
     assert found["missing"]["base"] == []
     lacking = [(item["row"], item["why"]) for item in found["missing"]["candidate"]]
@@ -200,23 +200,21 @@ def test_missing_samples_are_named_and_never_counted_as_zero(results, compare):
     assert words in found["verdict"]
 
 
-def test_a_handful_of_rows_is_said_to_show_nothing():
-    figures = comparison.paired_result([pair([0.0], [1.0]), pair([1.0], [0.0])])
-    assert comparison.verdict(figures).endswith(
-        "over 2 rows, which does not prove equality: so few samples could hardly show any difference."
-    )
-
-
-def test_missing_samples_that_could_undo_a_difference_are_said_to():
-    figures = comparison.paired_result([pair([0.0], [1.0]) for _ in range(10)])
-    assert comparison.verdict(figures, 3, (-0.1, 0.9)).endswith("make it -10.0 and +90.0, and could undo it.")
-    assert "undo" not in comparison.verdict(figures, 3, (0.1, 0.9))
-
-
 def pair(before, after, category="email", row=0):
     made = comparison.Pair({"row": row, "row_id": row, "category": category})
     made.before, made.after = before, after
     return made
+
+
+def test_a_verdict_says_how_little_it_rests_on():
+    few = comparison.paired_result([pair([0.0], [1.0]), pair([1.0], [0.0])])
+    assert comparison.verdict(few).endswith(
+        "over 2 rows, which does not prove equality: so few samples could hardly show any difference."
+    )
+    # Missing samples may undo a difference.
+    figures = comparison.paired_result([pair([0.0], [1.0]) for _ in range(10)])
+    assert comparison.verdict(figures, 3, (-0.1, 0.9)).endswith("make it -10.0 and +90.0, and could undo it.")
+    assert "undo" not in comparison.verdict(figures, 3, (0.1, 0.9))
 
 
 def test_a_row_with_some_samples_missing_keeps_the_others():
@@ -299,7 +297,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(results, compare, tmp_pa
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path):
-    assert "BASE is empty; make compare BASE=… CANDIDATE=…" in only_error(run_stage("compare.py", home=tmp_path))
+    assert "BASE is empty; make compare BASE=… CANDIDATE=…" in only_error(stage_alone("compare", home=tmp_path))
 
 
 def test_a_folder_without_a_configuration_that_tells_its_size_is_refused(results):

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from common.failure import Failure
 from common.settings import ROOT
 from servers import ports, processes
 from support.doctor_case import NOWHERE, Silent, case_of, free_base
+from support.programs import only_error, run
 
 
 @pytest.fixture
@@ -38,10 +38,7 @@ def clean(tmp_path):
 
 
 def run_doctor(environment, *arguments, clone=ROOT):
-    return subprocess.run(
-        [str(clone / "scripts" / "run.sh"), "doctor", *arguments],
-        env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    return run(clone / "scripts" / "run.sh", "doctor", *arguments, env=environment)
 
 
 def answer_of(environment, *arguments, clone=ROOT):
@@ -142,8 +139,11 @@ def test_hostile_values_break_no_check(tmp_path, monkeypatch, stage, ray, word):
 # --- the program ---------------------------------------------------------------------------
 
 
-def test_one_object_or_one_line_a_finding_and_a_status(clean):
+def test_one_object_or_one_line_a_finding_and_a_status_and_nothing_is_changed(clean, tmp_path):
+    folders = [ROOT / "scripts", ROOT / "patches", ROOT / ".venv" / ".ready", tmp_path]
+    before = snapshot(*folders)
     status, answer = answer_of(clean)
+    assert snapshot(*folders) == before
     assert set(answer) == {"verdict", "stage", "counts", "seconds", "checks"} and answer["stage"] == "all"
     assert {line["check"] for line in answer["checks"]} == {check.name for check in registry.CHECKS}
     for line in answer["checks"]:
@@ -180,8 +180,7 @@ def test_a_fail_is_the_exit_status_and_no_secret_is_shown(clean):
 
 
 def test_a_stage_stops_at_a_fail_before_it_does_anything(clean, tmp_path):
-    environment = clean | {"GYM_BIND_HOST": NOWHERE}
-    done = subprocess.run(program.stage("gym_up"), env=environment, capture_output=True, text=True, timeout=100)
+    done = run(*program.stage("gym_up"), env=clean | {"GYM_BIND_HOST": NOWHERE})
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: gateway address: GYM_BIND_HOST={NOWHERE}") and "set it to" in done.stderr
     assert "Backend" not in done.stdout and not (tmp_path / "run_dir").exists()
@@ -207,7 +206,7 @@ def bare(tmp_path):
     """A clone as git would make it of this working tree: no .venv, no data."""
     clone = tmp_path / "bare"
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+    for name in run(*listed, cwd=ROOT, check=True).stdout.splitlines():
         if not name.startswith("tests/") and (ROOT / name).exists():
             (clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, clone / name)
@@ -240,13 +239,6 @@ def test_it_runs_on_a_bare_clone_with_a_broken_env_and_changes_nothing(clean, ba
     assert len(faults) == 3 and all(".env:" in fault for fault in faults)
 
 
-def test_it_changes_nothing_in_a_clone_that_is_set_up(clean, tmp_path):
-    folders = [ROOT / "scripts", ROOT / "patches", tmp_path]
-    before, stamps = snapshot(*folders), snapshot(ROOT / ".venv" / ".ready")
-    answer_of(clean)
-    assert snapshot(*folders) == before and snapshot(ROOT / ".venv" / ".ready") == stamps
-
-
 @pytest.fixture
 def no_python(clean, tmp_path):
     """(an environment, the folder of its PATH) of a machine with a Python that is too old, and no other."""
@@ -264,11 +256,14 @@ def write_program(path, text):
     path.chmod(0o700)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_machine_without_python_says_so(no_python, bare, options):
-    done = run_doctor(no_python[0], *options, clone=bare)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: python: no Python 3.9 or later") and done.stderr.count("\n") == 1
+def test_a_machine_without_python_says_so_also_where_uv_hangs(no_python, bare):
+    environment, tools = no_python
+    (tools / "sleep").symlink_to(shutil.which("sleep"))
+    for options in ([], ["--json"]):
+        error = only_error(run_doctor(environment, *options, clone=bare))
+        assert error.startswith("error: python: no Python 3.9 or later")
+        write_program(tools / "uv", "sleep 600")
+    assert not [p for p in processes.processes() if str(tools) in p.command]
 
 
 @pytest.mark.parametrize("found_by", ["pyenv", "uv"])
@@ -283,14 +278,6 @@ def test_it_runs_with_any_python_that_a_set_up_would_find(no_python, bare, tmp_p
     assert (done.returncode, done.stderr) == (0, "") and "make doctor" in done.stdout
 
 
-def test_a_uv_that_hangs_is_as_none(no_python, bare):
-    environment, tools = no_python
-    (tools / "sleep").symlink_to(shutil.which("sleep"))
-    write_program(tools / "uv", "sleep 600")
-    assert run_doctor(environment, clone=bare).stderr.startswith("error: python: no Python 3.9 or later")
-    assert not [p for p in processes.processes() if str(tools) in p.command]
-
-
 def test_what_a_check_started_ends_with_the_doctor(clean):
     code = """
 import functools, subprocess, doctor
@@ -303,10 +290,7 @@ doctor.CHECKS = (Check("hangs", hangs),)
 doctor.examine_all = functools.partial(doctor.examine_all, limit_s=2)
 doctor.main()
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=clean | {"PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, timeout=100
-    )
+    done = run(sys.executable, "-c", code, env=clean | {"PYTHONPATH": str(ROOT / "scripts")})
     pid, *lines = done.stdout.splitlines()
     assert "no answer within 2 s" in lines[0], done
     assert not [p for p in processes.processes() if int(pid) in (p.pid, p.parent) and p.state != "Z"]
@@ -314,8 +298,7 @@ doctor.main()
 
 def test_closed_streams_are_no_traceback(clean):
     def closed(how):
-        command = ["bash", "-c", f'"$0" doctor --stage setup {how}', str(ROOT / "scripts" / "run.sh")]
-        return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
+        return run("bash", "-c", f'"$0" doctor --stage setup {how}', ROOT / "scripts" / "run.sh", env=clean)
 
     done = closed(">&-")
     assert done.returncode == 1 and done.stderr == "error: stdout is closed; send it to a file or to /dev/null\n"
@@ -325,16 +308,13 @@ def test_closed_streams_are_no_traceback(clean):
 
 def test_an_older_python_runs_it_before_the_set_up(clean, bare):
     candidates = [shutil.which("python3.9"), *sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3"))]
-    runs = [p for p in candidates if p and subprocess.run([p, "-c", ""], capture_output=True).returncode == 0]
+    runs = [path for path in candidates if path and run(path, "-c", "").returncode == 0]
     if not runs:
         pytest.skip("no Python 3.9 here")
     rows = Path(clean["DATA_ROOT"]) / "nemo-gym" / "workplace_assistant_example.jsonl"
     rows.parent.mkdir(parents=True)
     rows.write_text("{}\n")
-    done = subprocess.run(
-        [str(runs[0]), str(bare / "scripts" / "doctor.py"), "--json"],
-        env=clean, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    done = run(runs[0], bare / "scripts" / "doctor.py", "--json", env=clean)
     assert done.stderr == ""
     lines = {line["check"]: line["what"] for line in json.loads(done.stdout)["checks"]}
     assert not [what for what in lines.values() if what.startswith("not looked at: ")], lines
@@ -352,8 +332,7 @@ def first_start(clean, bare):
     (bare / "scripts" / "setup.sh").write_text(f"#!/bin/sh\nexit {SET_UP}\n")
 
     def start(name, *arguments, **changes):
-        command = [str(bare / "scripts" / "run.sh"), name, *arguments]
-        return subprocess.run(command, env=clean | changes, capture_output=True, text=True, timeout=100)
+        return run(bare / "scripts" / "run.sh", name, *arguments, env=clean | changes)
 
     return start
 
@@ -389,12 +368,10 @@ def test_what_a_stage_would_refuse_is_refused_before_the_set_up(first_start, nam
     assert done.returncode in (1, 2) and words in done.stderr, done
 
 
-def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start):
+def test_what_suits_or_cannot_be_judged_yet_is_set_up(first_start, no_python):
     for done in (first_start("smoke"), first_start("gym_up", "--gym-base-port", "29000", GYM_BASE_PORT="70000")):
         assert (done.returncode, done.stdout, done.stderr) == (SET_UP, "", "")
-
-
-def test_a_machine_without_python_is_the_set_ups_to_judge(first_start, no_python):
+    # Without a Python nothing can be judged.
     assert first_start("smoke", **no_python[0], LIMIT="many").returncode == SET_UP
 
 

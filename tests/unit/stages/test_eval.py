@@ -3,8 +3,8 @@
 import json
 import math
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +18,7 @@ from common import settings as variables
 from common.failure import Failure
 from evaluation import files
 from evaluation.metrics import rate, wilson
+from support.http_server import nobody
 from support.playing_gateway import PlayingGateway
 from support.scripted_endpoint import (
     REPORTED,
@@ -109,7 +110,7 @@ def shown(value):
 
 
 @pytest.mark.parametrize("wire", ["responses", "chat"])
-def test_an_endpoint_that_is_always_right(place, wire):
+def test_an_endpoint_that_is_always_right_and_the_trajectories_of_its_samples(place, wire):
     status, said, endpoint, gateway = place.evaluate(right, WIRE=wire, REPEATS="3")
     metrics, calls = place.result()["metrics"], sum(CALLS) * 2 * 3
     low, high = wilson(10, 10)
@@ -127,6 +128,16 @@ def test_an_endpoint_that_is_always_right(place, wire):
     written = "".join(file.read_text() for file in place.path.iterdir())
     assert KEY not in written + json.dumps(gateway.payloads)
     assert {payload["session"]["rollout_mode"] for payload in gateway.payloads} == {"eval"}
+    samples = place.samples()
+    assert [sample["row"] for sample in samples] == [index for index in range(10) for _ in range(3)]
+    for sample in samples:
+        row = place.rows[sample["row"]]
+        assert (sample["row_id"], sample["category"]) == (row["id"], row["category"])
+        assert sample["input"] == row["responses_create_params"]["input"]
+        assert sample["ground_truth"] == row["ground_truth"] and sample["usage"]["output_tokens"] > 0
+        calls = [(item["name"], item["arguments"]) for item in sample["output"] if item["type"] == "function_call"]
+        assert calls == [(call["name"], call["arguments"]) for call in row["ground_truth"]]
+        assert sample["output"][-1]["type"] == "message" and sample["seconds"] >= 0
 
 
 def test_one_that_never_acts_earns_where_nothing_is_to_be_done(place):
@@ -205,18 +216,6 @@ def test_an_answer_that_was_cut_short_is_truncated_with_its_reward(place):
     assert status == 0 and metrics["truncated"] == {"max_output_tokens": 1} and metrics["pass_rate"]["value"] == 0.9
     assert metrics["tokens"]["samples"] == 9 and "truncated, max_output_tokens" in said
     assert place.samples()[1]["output"][0]["content"][0]["text"] == "I thi"
-
-
-def test_every_sample_holds_its_trajectory(place):
-    place.evaluate(right)
-    for index, sample in enumerate(place.samples()):
-        row = place.rows[index]
-        assert (sample["row"], sample["row_id"], sample["category"]) == (index, row["id"], row["category"])
-        assert sample["input"] == row["responses_create_params"]["input"]
-        assert sample["ground_truth"] == row["ground_truth"] and sample["usage"]["output_tokens"] > 0
-        calls = [(item["name"], item["arguments"]) for item in sample["output"] if item["type"] == "function_call"]
-        assert calls == [(call["name"], call["arguments"]) for call in row["ground_truth"]]
-        assert sample["output"][-1]["type"] == "message" and sample["seconds"] >= 0
 
 
 def together(endpoint, count, then=right):
@@ -316,24 +315,24 @@ def test_a_failure_is_typed_by_what_the_endpoint_did(place, reply, kind):
 
 
 def test_an_endpoint_that_goes_after_the_preflight_is_typed_unreachable(place, monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setattr(stage, "check_tool_calls", lambda settings, endpoint, rows: setattr(endpoint, "url", url))
-        place.evaluate(right, EVAL_TRIES="1", EVAL_CONCURRENCY="1")
+    url = nobody()
+    monkeypatch.setattr(stage, "check_tool_calls", lambda settings, endpoint, rows: setattr(endpoint, "url", url))
+    place.evaluate(right, EVAL_TRIES="1", EVAL_CONCURRENCY="1")
     errors = [item["error"] for item in place.failures()]
     assert errors and {error["type"] for error in errors} == {"endpoint_unreachable"}
     assert all(url in error["cause"] for error in errors)
 
 
-RAISE = "raise GATEWAY_MAX_BODY_BYTES where the Gateway runs, then make gym-up there"
-
-
 @pytest.mark.parametrize(
     ("status", "error", "cure"),
     [
-        (413, {"code": "body_too_large", "message": "more than 9 bytes"}, RAISE),
-        (422, {"code": "invalid_payload", "field": "environment.task.x", "message": "is odd"}, "mend that field"),
+        (
+            413,
+            {"code": "body_too_large", "message": "more than 9 bytes"},
+            "; raise GATEWAY_MAX_BODY_BYTES where the Gateway runs, then make gym-up there",
+        ),
+        (422, {"code": "invalid_payload", "field": "environment.task.x", "message": "is odd"}, "; mend that field"),
+        (400, {"code": "callback_not_allowed"}, ""),
     ],
 )
 def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(place, status, error, cure):
@@ -342,16 +341,10 @@ def test_a_row_that_the_gateway_does_not_take_is_named_with_the_cure(place, stat
     with ScriptedEndpoint(place.rows) as endpoint, PlayingGateway() as gateway:
         gateway.refuse = lambda payload: (status, error) if payload["environment"]["task"]["id"] == 1003 else None
         ended, _ = place.run(endpoint, gateway, EVAL_CONCURRENCY="1")
-    row, words = f"{place.folder}/rows.jsonl:5 (id 1003)", " ".join(error.values())
-    assert ended == f"{row}: {gateway.url}: the Gateway answered {status} {words}; {cure}"
+    # A refusal that is not about the row names none.
+    row = f"{place.folder}/rows.jsonl:5 (id 1003): " if cure else ""
+    assert ended == f"{row}{gateway.url}: the Gateway answered {status} {' '.join(error.values())}{cure}"
     assert len(place.samples()) == 3
-
-
-def test_a_refusal_that_is_not_about_the_row_names_none(place):
-    with ScriptedEndpoint(place.rows) as endpoint, PlayingGateway() as gateway:
-        gateway.refuse = lambda payload: (400, {"code": "callback_not_allowed"})
-        ended, _ = place.run(endpoint, gateway)
-    assert ended == f"{gateway.url}: the Gateway answered 400 callback_not_allowed"
 
 
 def test_an_endpoint_that_is_gone_ends_it_early_and_the_next_run_does_the_rest(place):
@@ -518,16 +511,14 @@ def test_gateways_that_differ_are_not_evaluated_on_together(place):
         ({"EVAL_EXTRA_BODY": "{"}, "EVAL_EXTRA_BODY: not JSON"),
         ({"EVAL_EXTRA_BODY": "[]"}, "EVAL_EXTRA_BODY: not a JSON object"),
         ({"EVAL_EXTRA_BODY": '{"model": "x"}'}, "EVAL_EXTRA_BODY"),
-        ({"NEMO_GYM_URL": "http://127.0.0.1:9"}, "not ready"),
-        ({"NEMO_GYM_URL": "http://127.0.0.1:9"}, "make gym-up"),
-        ({"MODEL_URL": "http://127.0.0.1:9", "EVAL_TRIES": "1"}, "127.0.0.1:9"),
-        ({"MODEL_URL": "http://127.0.0.1:9", "EVAL_TRIES": "1"}, "is the endpoint up"),
+        ({"NEMO_GYM_URL": "http://127.0.0.1:9"}, "not ready.*make gym-up"),
+        ({"MODEL_URL": "http://127.0.0.1:9", "EVAL_TRIES": "1"}, "127.0.0.1:9.*is the endpoint up"),
         ({"NEMO_GYM_SOURCE_DATA": "/nowhere.jsonl"}, "/nowhere.jsonl"),
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_is_written(place, changes, words):
     status, *_ = place.evaluate(right, **changes)
-    assert words in status and not place.path.parent.exists()
+    assert re.search(words, status, re.DOTALL) and not place.path.parent.exists()
 
 
 def test_while_it_runs_the_rate_is_that_of_what_is_done(place, monkeypatch):

@@ -1,32 +1,15 @@
 """The model stage as its own program, against a local hub, with a model of the right shape and tiny weights."""
 
 import json
-import struct
 
 import pytest
 
 from inputs import weights
-from support.local_hub import Hub, only_error, run_stage
+from support.local_hub import Hub
+from support.programs import only_error, stage_alone
+from support.tiny_model import model, safetensors
 
 COMMIT = "3" * 40
-
-
-def safetensors(name):
-    header = {"__metadata__": {"format": "pt"}, name: {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(64)
-
-
-def model():
-    """The files of a published model, {name: bytes}."""
-    shards = {f"model-0000{number}-of-00002.safetensors": f"layer.{number}" for number in (1, 2)}
-    return {
-        "config.json": json.dumps(weights.SHAPE).encode(),
-        "tokenizer.json": b'{"version": "1.0"}',
-        "tokenizer_config.json": b'{"eos_token": "x"}',
-        weights.INDEX: json.dumps({"weight_map": {tensor: shard for shard, tensor in shards.items()}}).encode(),
-        **{shard: safetensors(tensor) for shard, tensor in shards.items()},
-    }
 
 
 SHARD = "model-00002-of-00002.safetensors"
@@ -47,7 +30,7 @@ def fetch(tmp_path, hub):
 
     def run(*arguments, **more):
         environment = {"HF_ENDPOINT": hub.url, "MODEL_DIR": tmp_path / "models", **more}
-        return run_stage("fetch_model.py", *arguments, home=tmp_path / "home", **environment)
+        return stage_alone("fetch_model", *arguments, home=tmp_path / "home", **environment)
 
     run.folder = tmp_path / "models" / "Qwen3-4B"
     return run

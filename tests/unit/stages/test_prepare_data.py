@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +14,11 @@ import prepare_data
 from common import program
 from common.failure import Failure
 from inputs import pins, row_facts, rows
-from support.local_hub import Hub, only_error, run_stage
+from support.local_hub import Hub
+from support.programs import only_error, stage_alone
+from support.task_rows import EXAMPLE
 
 REPO = "nvidia/Nemotron-RL-agent-workplace_assistant"
-EXAMPLE = Path(
-    metadata.distribution("nemo-gym").locate_file("resources_servers/workplace_assistant/data/example.jsonl")
-)
 LINES = EXAMPLE.read_bytes().splitlines()
 TRAIN = b"\n".join(LINES * 3) + b"\n"
 VALIDATION = b"\n".join(LINES[:4])
@@ -65,7 +62,7 @@ class Place:
 
     def prepare(self, split, *arguments, **more):
         options = ["--split", split, "--lock", self.lock, *arguments]
-        return run_stage("prepare_data.py", *options, home=self.home, **self.environment | more)
+        return stage_alone("prepare_data", *options, home=self.home, **self.environment | more)
 
     def raw(self, split):
         return self.folder / f"workplace_assistant_{split}.jsonl"
@@ -85,7 +82,7 @@ def test_the_committed_lock_pins_the_published_splits():
 
 
 def test_example_rows_come_from_the_package_without_network(tmp_path):
-    done = run_stage("prepare_data.py", home=tmp_path, DATA_ROOT=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    done = stage_alone("prepare_data", home=tmp_path, DATA_ROOT=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
     raw = tmp_path / "nemo-gym" / "workplace_assistant_example.jsonl"
     assert raw.read_bytes() == EXAMPLE.read_bytes()
@@ -204,18 +201,14 @@ def test_a_revision_that_is_gone_and_a_file_that_is_missing_are_named(place, hub
     assert "train.jsonl" in only_error(place.prepare("train", "--accept", SECOND))
 
 
-def test_no_network_and_offline_mode_are_named(place, hub):
+def test_no_network_offline_mode_and_a_data_root_that_cannot_be_written_are_named(place, hub):
+    error = only_error(place.prepare("train", DATA_ROOT="/dev/null"))
+    assert "set DATA_ROOT to a folder that can be written" in error
     assert "HF_HUB_OFFLINE is set" in only_error(place.prepare("train", HF_HUB_OFFLINE="1"))
     error = only_error(place.prepare("train", HF_ENDPOINT="http://user:pass@127.0.0.1:9"))
     assert "cannot get train.jsonl" in error and "http://127.0.0.1:9" in error and "pass" not in error
     assert "cannot get" in only_error(place.prepare("train", HF_ENDPOINT="nonsense"))
     assert hub.requests == []
-
-
-def test_a_data_root_that_cannot_be_written_is_named(place, tmp_path):
-    (tmp_path / "file").write_text("")
-    error = only_error(place.prepare("train", DATA_ROOT=tmp_path / "file"))
-    assert "set DATA_ROOT to a folder that can be written" in error
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

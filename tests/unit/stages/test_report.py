@@ -1,24 +1,20 @@
 """A report as a file: which run it is about, what it says of each sample, and that data in it stays data."""
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
 
-from common import program
 from pages import inline
 from support import report_runs
+from support.programs import only_error, stage
 from support.report_runs import HOSTILE, write_lines
 
 DATA = re.compile(r'<script type="application/json" id="(\w+)">(.*?)</script>', re.DOTALL)
 
 
 def run_report(folder, *options, **changes):
-    ours = {"DATA_ROOT": folder / "data", "EXP_DIR": folder / "exp"} | changes
-    env = os.environ | {key: str(value) for key, value in ours.items()}
-    return subprocess.run(program.stage("report", *options), env=env, capture_output=True, text=True, timeout=120)
+    return stage("report", *options, **{"DATA_ROOT": folder / "data", "EXP_DIR": folder / "exp"} | changes)
 
 
 def held(path):
@@ -85,7 +81,7 @@ def test_data_in_the_file_is_no_markup_and_the_page_forbids_itself_every_request
 
 def test_the_same_run_gives_the_same_file(made, tmp_path):
     _, _, path = made
-    assert run_report(made[0], "--out", str(tmp_path / "again.html"), RUN=path.parent).returncode == 0
+    assert run_report(made[0], "--out", tmp_path / "again.html", RUN=path.parent).returncode == 0
     assert (tmp_path / "again.html").read_bytes() == path.read_bytes()
 
 
@@ -97,15 +93,14 @@ def test_json_that_no_parser_can_say_is_text():
 
 def test_a_fault_is_one_line_and_nothing_is_written(tmp_path):
     path = write_lines(tmp_path / "dump.jsonl", [{}])
-    ended = run_report(tmp_path, RUN=path)
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1) and ended.stderr.startswith("error: ")
+    only_error(run_report(tmp_path, RUN=path))
     assert not list(tmp_path.rglob("*.html*"))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     report_runs.evaluation(tmp_path / "run")
-    ended = run_report(tmp_path, "--out", str(tmp_path / "none" / "x.html"), RUN=tmp_path / "run")
-    assert ended.returncode == 1 and "none/x.html: No such file or directory; --out" in ended.stderr
+    error = only_error(run_report(tmp_path, "--out", tmp_path / "none" / "x.html", RUN=tmp_path / "run"))
+    assert "none/x.html: No such file or directory; --out" in error
 
 
 def test_a_reward_that_a_replay_does_not_give_is_called_so(tmp_path):

@@ -3,61 +3,16 @@
 import hashlib
 import http.client
 import json
-import os
 import signal
-import subprocess
 import threading
 import time
 
 import pytest
 
-from common import program, settings
+from common import settings
 from gateway import client
 from support.scripted_gateway import DROP, RUNNING, Hold, ScriptedGateway, fault, snapshot
-
-SESSION_ID = "session-id-that-nobody-may-see"
-TOKEN = "token-that-nobody-may-see"
-INPUT = {"messages": [{"role": "user", "content": "Réply"}], "metadata": {"id": 7, "tools": []}}
-DEAD_PROXY = "http://127.0.0.1:9"
-BASE_URL = "http://10.0.0.5:8000/agentic_api"
-
-
-class Sample:
-    """One sample's folder and variables, and the client process in it."""
-
-    def __init__(self, folder):
-        self.folder, self.output = folder, folder / "out" / "result.json"
-        self.output.parent.mkdir()
-        self.input = folder / "input.json"
-        self.input.write_text(json.dumps(INPUT), encoding="utf-8")
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_", "GYM_", "RELAX_"))}
-        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"), DEAD_PROXY)
-        places = {"INPUT_JSON": str(self.input), "OUTPUT_JSON": str(self.output), "SESSION_IO_DIR": str(folder)}
-        session = {"SESSION_ID": SESSION_ID, "ROLLOUT_MODE": "train", "GROUP_ID": "group-3", "BASE_URL": BASE_URL}
-        relax = {f"RELAX_{name}": text for name, text in (places | session).items()}
-        tuning = {"NEMO_GYM_RETRY_BACKOFF_S": "0.05", "NEMO_GYM_LEASE_S": "3", "GATEWAY_TOKEN": TOKEN}
-        self.variables = ours | proxies | relax | tuning
-        self.process = None
-
-    def start(self, url, **variables):
-        environment = self.variables | {"NEMO_GYM_URL": url} | variables
-        environment = {name: value for name, value in environment.items() if value is not None}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(program.stage("session_client"), env=environment, **streams)
-        return self
-
-    def end(self, timeout=30):
-        """(exit status, stderr line, output or None), after the checks that hold for every end."""
-        out, err = self.process.communicate(timeout=timeout)
-        text = err.decode()
-        assert out == b"" and text.count("\n") <= 1 and "Traceback" not in text
-        assert SESSION_ID not in text and TOKEN not in text
-        left = os.listdir(self.output.parent)
-        assert left == ([self.output.name] if self.process.returncode == 0 else [])
-        return self.process.returncode, text, json.loads(self.output.read_text()) if left else None
-
-    def run(self, gateway, **variables):
-        return self.start(gateway.url, **variables).end()
+from support.session import BASE_URL, INPUT, SESSION_ID, TOKEN, Sample
 
 
 @pytest.fixture
@@ -73,17 +28,13 @@ def trial_id(sample):
     return "relax-" + hashlib.sha256(f"{sample.folder}\0{SESSION_ID}\0{1}".encode()).hexdigest()
 
 
-def test_writes_the_reward_and_what_the_gateway_said(sample):
+def test_writes_the_reward_for_a_create_payload_of_the_protocol(sample):
     with ScriptedGateway(get=[RUNNING, snapshot(reward=0.5)]) as gateway:
-        status, err, output = sample.run(gateway)
+        changes = {"NEMO_GYM_DEADLINE_S": "30", "NEMO_GYM_LEASE_S": "60", "RELAX_ROLLOUT_MODE": "eval"}
+        status, err, output = sample.run(gateway, **changes)
     metrics = RUNNING[1]["metrics"]
     kept = {"request_id": trial_id(sample), "status": "completed", "metrics": metrics, "error": None}
     assert (status, err, output) == (0, "", {"reward": 0.5, "metadata": {"nemo_gym": kept}})
-
-
-def test_create_payload_is_the_protocols(sample):
-    with ScriptedGateway() as gateway:
-        assert sample.run(gateway, NEMO_GYM_DEADLINE_S="30", RELAX_ROLLOUT_MODE="eval")[0] == 0
     (create,) = gateway.seen("create")
     assert create.path == "/v1/trials" and create.headers["Authorization"] == f"Bearer {TOKEN}"
     assert json.loads(create.body) == {
@@ -95,10 +46,11 @@ def test_create_payload_is_the_protocols(sample):
         "generation": {"responses_create_params": {}, "sampling_params": {}},
         "interrupt_policy": "protected",
         "deadline_s": 30,
-        "lease_s": 3,
+        "lease_s": 60,
         "metadata": {},
     }
-    assert gateway.seen("get")[0].path.startswith(f"/v1/trials/{trial_id(sample)}?wait_s=")
+    # A long poll ends before the next renewal.
+    assert gateway.seen("get")[0].path == f"/v1/trials/{trial_id(sample)}?wait_s=19"
 
 
 def test_base_path_of_the_url_is_kept_and_no_token_is_sent_unset(sample):
@@ -222,12 +174,6 @@ def test_renews_every_third_of_the_lease_even_when_polls_fail(sample):
     assert taken > 3 and len(renewals) >= taken / 1.6 - 1
     # The second follows a refused one; after it a third of the lease lies between two.
     assert all(0.9 < gap < 1.7 for gap in gaps[1:]) and gaps[0] < 1.7
-
-
-def test_a_long_poll_ends_before_the_next_renewal(sample):
-    with ScriptedGateway() as gateway:
-        assert sample.run(gateway, NEMO_GYM_LEASE_S="60")[0] == 0
-    assert gateway.seen("get")[0].path.endswith("?wait_s=19")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])

@@ -15,7 +15,9 @@ from common.failure import Failure
 from common.program import SCRIPTS
 from common.settings import ROOT
 from support.doctor_case import Pages
+from support.programs import run
 from support.scripted_dashboard import ScriptedDashboard
+from support.task_rows import SMALL
 
 STANDIN = ROOT / "tests" / "train" / "standin"
 READY = {"ready": True, "service_epoch": "e1", "gym_commit": "c", "environment": {"tree": "t"}}
@@ -36,9 +38,7 @@ def dashboard():
 @pytest.fixture
 def place(tmp_path):
     """A folder with everything that a plan needs."""
-    row = {"id": 1, "category": "c", "environment_name": "workplace_assistant", "ground_truth": []}
-    row |= {"responses_create_params": {"input": [{"role": "user", "content": "hello"}]}}
-    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    (tmp_path / "rows.jsonl").write_text((json.dumps(SMALL) + "\n") * 3)
     shutil.copytree(STANDIN, tmp_path / "relax")
     model = tmp_path / "models" / "Qwen3-4B"
     model.mkdir(parents=True)
@@ -57,8 +57,7 @@ def variables(place, gateways, dashboard, **changes):
 
 
 def train(environment, script="train.py"):
-    command = [sys.executable, str(SCRIPTS / script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = run(sys.executable, SCRIPTS / script, env=environment)
     assert "Traceback" not in done.stderr
     return done
 
@@ -186,7 +185,7 @@ def test_without_rows_the_budgets_are_shown_all_the_same(place, gateways, dashbo
 # --- the run script and what it leads to ---------------------------------------------------
 
 
-RUN_SCRIPT = ["bash", str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
+RUN_SCRIPT = SCRIPTS / "run-qwen3-4B-8xgpu.sh"
 
 
 @pytest.mark.parametrize(
@@ -204,16 +203,14 @@ def test_the_run_script_refuses_to_run_outside_the_entrypoint(tmp_path, changes,
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "qwen3-4B.sh").write_text("MODEL_ARGS=()\n")
     environment = {"PATH": os.environ["PATH"], "SUBMIT_PYTHON": sys.executable} | changes
-    done = subprocess.run(RUN_SCRIPT, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run("bash", RUN_SCRIPT, env=environment, cwd=tmp_path)
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
 def by_hand(environment):
     """The run script under the trainer's entrypoint, without `make train` before it."""
     entrypoint = Path(environment["RELAX_ROOT"]) / "scripts" / "entrypoint" / "ray-job.sh"
-    command = ["bash", str(entrypoint), str(SCRIPTS / "run-qwen3-4B-8xgpu.sh")]
-    environment = environment | {"SUBMIT_PYTHON": sys.executable}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return run("bash", entrypoint, RUN_SCRIPT, env=environment | {"SUBMIT_PYTHON": sys.executable})
 
 
 def test_the_entrypoint_submits_the_plan_that_was_made_and_makes_the_same_by_hand(place, gateways, dashboard):
@@ -297,7 +294,11 @@ def relax(tmp_path, repository, **changes):
     return train(os.environ | places | changes, "fetch_relax.py")
 
 
-def test_a_checkout_is_cloned_once_and_named(tmp_path, repository):
+def test_a_checkout_is_cloned_once_and_named_and_another_folder_is_none(tmp_path, repository):
+    (tmp_path / "relax").mkdir()
+    done = relax(tmp_path, repository)
+    assert done.returncode == 1 and "is no checkout of the trainer, it lacks scripts/entrypoint" in done.stderr
+    (tmp_path / "relax").rmdir()
     done = relax(tmp_path, repository)
     assert done.returncode == 0 and f"Trainer ready: {tmp_path}/relax at " in done.stdout, done.stderr
     assert (tmp_path / "relax" / "scripts" / "entrypoint" / "ray-job.sh").is_file()
@@ -317,9 +318,3 @@ def test_a_clone_that_fails_leaves_nothing_and_says_what_cures_it(tmp_path, repo
     done = relax(tmp_path, repository, **changes)
     assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
     assert not list(tmp_path.glob("relax*"))
-
-
-def test_another_folder_is_no_checkout(tmp_path, repository):
-    (tmp_path / "relax").mkdir()
-    done = relax(tmp_path, repository)
-    assert done.returncode == 1 and "is no checkout of the trainer, it lacks scripts/entrypoint" in done.stderr

@@ -93,9 +93,11 @@ def test_the_standin_takes_them_and_tracking_too():
     assert tracked[-4:] == ["--tb-project-name", "p q", "--tb-experiment-name", "e"]
 
 
-def test_the_standin_misses_the_rows():
+def test_the_standin_misses_the_rows_and_knows_no_flag_twice_and_no_other():
     assert contract.argument_faults([*MODEL_ARGS, *words()])[1] == ["--prompt-data is missing"]
     assert contract.argument_faults([*MODEL_ARGS, *words(), "--prompt-data", "x"])[1]
+    for given in (["--lr", "1e-6"], ["--debug"], ["--seed", "1"]):
+        assert faults_of([*words(), *given])
 
 
 @pytest.mark.parametrize("flag", contract.MODEL_ARGS)
@@ -103,11 +105,6 @@ def test_the_standin_misses_each_part_of_the_models_shape(flag):
     given = contract.parse(MODEL_ARGS)[0]
     kept = arguments.command_line((name, texts) for name, texts in given.items() if name != flag)
     assert contract.argument_faults([*kept, *words(), *PROMPTS])[1]
-
-
-@pytest.mark.parametrize("given", [["--lr", "1e-6"], ["--debug"], ["--seed", "1"]])
-def test_the_standin_knows_no_flag_twice_and_no_other(given):
-    assert faults_of([*words(), *given])
 
 
 # --- the file of arguments -----------------------------------------------------------------
@@ -181,13 +178,10 @@ def test_a_contradiction_is_named_by_its_inequality(changes, message):
     assert any(line.startswith(message) for line in faults) if message else not faults, faults
 
 
-def test_rollouts_cover_the_rows_once_unless_told():
+def test_rollouts_cover_the_rows_once_unless_told_and_one_sample_a_prompt_trains_nothing():
     assert planned(count=32)[2].rollouts == 32
     assert planned(count=33, NEMO_GYM_ROLLOUT_BATCH_SIZE="8")[2].rollouts == 5
     assert planned(NEMO_GYM_NUM_ROLLOUT="3")[2].total_samples == 12
-
-
-def test_one_sample_a_prompt_is_said_to_train_nothing():
     described = arguments.describe(*planned(NEMO_GYM_N_SAMPLES_PER_PROMPT="1"))
     assert any("it trains nothing" in text for _, text in described)
 

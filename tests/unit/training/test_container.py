@@ -1,15 +1,13 @@
 """The trainer's container: how it is made, how a command gets into it, and what `make ray-up` refuses."""
 
-import os
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from common import program
 from common import settings as variables
 from common.failure import Failure
+from support.programs import only_error, stage
 from training import container
 
 
@@ -47,11 +45,8 @@ def test_without_our_container_a_command_stays_as_it_is():
 
 
 def test_no_engine_is_one_line():
-    environment = os.environ | {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "RELAX_HOST": "10.0.0.5"}
-    done = subprocess.run(program.stage("ray_up"), env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: no Docker engine answers at unix:///nonexistent/docker.sock; start it")
-    assert len(done.stderr.splitlines()) == 1
+    error = only_error(stage("ray_up", DOCKER_HOST="unix:///nonexistent/docker.sock", RELAX_HOST="10.0.0.5"))
+    assert error.startswith("error: no Docker engine answers at unix:///nonexistent/docker.sock; start it")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.scripted_gateway import ScriptedGateway, fault, snapshot
+from support.task_rows import SMALL
 from training import node_check
-
-ROW = {"id": 1, "category": "c", "environment_name": "workplace_assistant", "ground_truth": []}
-ROW |= {"responses_create_params": {"input": "hello"}}
 
 
 def test_a_fingerprint_is_of_names_and_contents(tmp_path):
@@ -44,7 +42,7 @@ def spec(tmp_path):
     for name in ("repository", "exp"):
         (tmp_path / name).mkdir()
     (tmp_path / "repository" / "a.py").write_text("one")
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(SMALL) + "\n")
     (tmp_path / "exp" / "probe").touch()
     wanted = [(tmp_path / "repository", ["*.py"], "this repository"), (tmp_path / "rows.jsonl", [], "the rows")]
     return {
