@@ -151,8 +151,9 @@ def is_tool_error(output: Any) -> bool:
 
 
 def is_damaged(name: str, tools: Collection[str]) -> bool:
-    """Whether a call's name is a tool's with something around it, or holds marks of a chat template."""
-    return name not in tools and (bool(SPECIAL.search(name)) or any(tool in name for tool in tools))
+    """Whether a call's name is a tool's with something around it or other letters, or holds marks of a template."""
+    known = (tool.lower() in name.lower() for tool in tools)
+    return name not in tools and (bool(SPECIAL.search(name)) or any(known))
 
 
 def behaviour(sample: Mapping[str, Any], required: dict[str, list[str]]) -> dict[str, int]:

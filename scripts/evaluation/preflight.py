@@ -27,7 +27,7 @@ from policy.replies import EndpointFault, Json, PolicyFault
 
 PARSED, LEFT, EMPTY = "parsed", "left in the text", "empty list"
 UNPARSABLE, NO_CALL, FAILED = "unparsable", "no call", "failed"
-TOKENS, AFFIXED = "special tokens in the name", "name with a prefix or suffix"
+TOKENS, RENAMED = "special tokens in the name", "name with a prefix, a suffix or other letters"
 LOST, RETYPED = "lost argument", "changed type"
 PARSER = (
     "set the endpoint's tool-call parser: vLLM --enable-auto-tool-choice --tool-call-parser hermes, "
@@ -38,7 +38,7 @@ CURES = {
     EMPTY: PARSER,
     UNPARSABLE: "the parser loses or adds text, often under load: update the engine, or try another parser",
     TOKENS: "the parser does not know the model's template: choose the one made for this model, or update the engine",
-    AFFIXED: "the server renames tools: choose another parser, or a server that gives the names as they are",
+    RENAMED: "the server renames tools: choose another parser, or a server that gives the names as they are",
     LOST: "the parser loses arguments: update the engine, or choose another parser",
     RETYPED: "the parser changes the types of arguments: update the engine, or choose another parser",
     NO_CALL: f"the model answered in words; if it always does so, {PARSER}",
@@ -86,8 +86,8 @@ def judge(answer: Json, asked: dict[str, Any]) -> Finding:
 def damage(call: dict[str, Any], asked: dict[str, Any]) -> Finding | None:
     """What the wire did to a call, by what was asked for; None if nothing. Other values are the model's own choice."""
     name, wanted = call["name"], asked["name"]
-    if name != wanted and wanted in name:
-        return Finding(TOKENS if SPECIAL.search(name) else AFFIXED, name)
+    if name != wanted and wanted.lower() in name.lower():
+        return Finding(TOKENS if SPECIAL.search(name) else RENAMED, name)
     given, values = arguments_of(call) or {}, arguments_of(asked) or {}
     if name != wanted or given == values:
         return None

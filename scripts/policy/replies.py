@@ -163,7 +163,7 @@ def _refuse(reply: Reply, first_call: bool, redact: Callable[[str], str]) -> Non
         raw = parse(reply.data)
     except (ValueError, RecursionError):
         raw = None
-    text = words_of(raw) if raw is not None else _no_json(reply).removeprefix("without JSON: ")
+    text = words_of(raw) if raw is not None else _no_json(reply).removeprefix("without JSON: ").removeprefix("with ")
     if context_is_full(status, raw, text):
         if first_call:
             raise fault_of(
@@ -256,4 +256,4 @@ def name_of(value: Any) -> str:
         int: "a number",
         float: "a number",
     }
-    return "missing" if value is None else kinds.get(type(value), "unknown")
+    return "null" if value is None else kinds.get(type(value), "unknown")
