@@ -96,7 +96,8 @@ def _behaviour(samples: list[Sample], reasons: list[dict[str, Any]]) -> Iterator
 
 def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield _by("Pass rate by category", graded, lambda sample: sample["category"], filters=True)
-    yield _by("Pass rate by ground-truth calls", graded, _truth_calls)
+    known = [sample for sample in graded if sample["ground_truth"] is not None]
+    yield _by("Pass rate by ground-truth calls", known, lambda sample: len(sample["ground_truth"] or []))
     if len({sample["step"] for sample in samples}) > 1:
         yield _by("Pass rate by rollout", graded, lambda sample: sample["step"])
     differing = Counter(
@@ -109,10 +110,6 @@ def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, 
         (sample["error"] or {}).get("code") or sample["status"] for sample in samples if sample["reward"] is None
     )
     yield _counted("Ended without a reward", ends, "samples by code; never counted as zeros", "warn")
-
-
-def _truth_calls(sample: Sample) -> int | None:
-    return None if sample["ground_truth"] is None else len(sample["ground_truth"])
 
 
 def _by(title: str, graded: list[Sample], key: Callable[[Sample], Any], filters: bool = False) -> dict[str, Any]:
