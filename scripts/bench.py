@@ -46,7 +46,9 @@ OPTIONS = {
         "help": f"trials of each graph in each round, at least; {LEVEL_TIMES} times as many as at once, if more [150]",
     },
     "--concurrency": {"default": "8,64,256,1024", "metavar": "LIST", "help": "trials at once [8,64,256,1024]"},
-    "--rounds": {"type": int, "default": 2, "metavar": "N", "help": "turns that the graphs take at each concurrency [2]"},
+    "--rounds": {
+        "type": int, "default": 2, "metavar": "N", "help": "turns that the graphs take at each concurrency [2]",
+    },
     "--unpatched-up-to": {
         "type": int, "default": 64, "metavar": "N",
         "help": "most trials at once for which the unpatched graph takes turns; it is slow (0: do not start it) [64]",

@@ -82,9 +82,6 @@ def write(folder: Path, paths: list[Path], result: dict[str, Any]) -> Path:
     return path
 
 
-# --- words ---------------------------------------------------------------------------------
-
-
 def report(result: dict[str, Any], path: Path) -> None:
     """Say the result, the verdict last."""
     if result["categories"]:

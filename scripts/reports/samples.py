@@ -72,9 +72,6 @@ def of_path(settings: Settings, path: Path) -> Source:
     return of_run(settings, runs.Run(path.name, folder, samples))
 
 
-# --- evaluations ---------------------------------------------------------------------------
-
-
 def of_evaluation(folder: Path) -> Source:
     """The result folder of `make eval`, finished or not."""
     evaluation = files.read_folder(folder)
@@ -92,9 +89,6 @@ def of_evaluation(folder: Path) -> Source:
 def _evaluated(item: Any) -> Sample:
     """A line of an evaluation as a sample."""
     return Sample(**{key: item.get(key) for key in Sample.__annotations__})
-
-
-# --- rollout dumps -------------------------------------------------------------------------
 
 
 def of_run(settings: Settings, run: runs.Run) -> Source:

@@ -49,9 +49,6 @@ def _note(graded: list[Sample]) -> str:
     return f"{note}; doing nothing passes {floor} of {len(known)} rows ({100 * floor / len(known):.1f} %)"
 
 
-# --- figures: (label, value, note) ---------------------------------------------------------
-
-
 def _counts(samples: list[Sample], graded: list[Sample]) -> list[tuple[str, str, str]]:
     passed = sum(passed for passed, _ in metrics.per_row(graded))
     return [
@@ -89,9 +86,6 @@ def _behaviour(samples: list[Sample], reasons: list[dict[str, Any]]) -> Iterator
         yield ("Seconds", f"{statistics.median(seconds):.1f}", f"median; {max(seconds):.1f} at most")
     if tokens:
         yield ("Output tokens", f"{statistics.fmean(tokens):,.0f}", "a sample")
-
-
-# --- plots ---------------------------------------------------------------------------------
 
 
 def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
