@@ -29,7 +29,7 @@ PIN = re.compile(r"^ray(?:\[\S+\])?==([\d.]+)", re.MULTILINE)
 
 def _plan(case: Case, *looks: str) -> Plan:
     """A plan of the training after the named looks."""
-    # Imported here: it needs the package requests, and the doctor starts without packages.
+    # Imported here, as others are below: the doctor starts without packages.
     from training.plan import Plan
 
     plan = Plan(case.settings)
@@ -86,7 +86,6 @@ def ray_version(case: Case) -> Finding:
     """The cluster's Ray, as its dashboard reports it, against ours."""
     if not case.settings.RAY_ADDRESS:
         return ok(NOT_ASKED)
-    # Imported here: it needs the package requests, and the doctor starts without packages.
     from cluster import nodes
 
     answer = ask(f"{nodes.dashboard_url(case.settings)}/api/version")
@@ -144,7 +143,6 @@ def container_host(case: Case, devices: Path = Path("/dev")) -> Finding:
     """What `make ray-up` needs on this machine, and its GPUs as far as the driver's files tell."""
     if case.stage != "ray-up":
         return ok("asked for make ray-up alone")
-    # Imported here: it needs the package docker, and the doctor starts without packages.
     from training import container
 
     existing = container.existing(container.engine())

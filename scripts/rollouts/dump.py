@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.failure import Failure
-from common.files import write_whole
+from common.files import in_words, write_whole
 from policy.model_api import Session
 from policy.transcript import transcript
 from rollouts.samples import DUMPED, DumpRecord, fit
@@ -122,11 +122,9 @@ class Dump:
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         if path.exists():
             raise Failure(f"{path}: exists; a dump is not written over, name another")
-        try:
+        with in_words(self.partial):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.partial.open("w", encoding="utf-8")
-        except OSError as error:
-            raise Failure(f"{self.partial}: {error.strerror}") from None
 
     def add(self, item: DumpRecord) -> None:
         self._file.write(json.dumps(item) + "\n")
@@ -150,14 +148,12 @@ def read_dump(path: Path) -> list[DumpRecord]:
     """The records of a dump. Raises Failure with file and line."""
     records: list[DumpRecord] = []
     try:
-        with path.open(encoding="utf-8") as lines:
+        with in_words(path, "; `make smoke` or `make train` writes one"), path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 item = json.loads(line)
                 if not _is_record(item):
                     raise Failure(f"{path}:{number}: not a sample of a rollout dump")
                 records.append(item)
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make smoke` or `make train` writes one") from None
     except (ValueError, RecursionError):
         raise Failure(f"{path}:{len(records) + 1}: not JSON") from None
     return records
