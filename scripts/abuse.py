@@ -11,7 +11,6 @@ listens where. A quarter of an hour on 2 cores; the graph is started for it and 
     scripts/run.sh abuse --abuse-trials 1000 -- -k soak        (what follows -- goes to pytest)
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,15 +20,12 @@ from common.settings import ROOT, from_command_line
 from common.terminal import run, say
 
 SIZES = ("ABUSE_TRIALS", "ABUSE_ABORTS", "ABUSE_CLIENTS", "ABUSE_EXAMPLES")
+OPTIONS = {"pytest": {"nargs": "*", "help": "arguments for pytest"}}
 FILES = ("chain/test_abuse_*.py", "chain/test_bad_input.py", "chain/test_ports.py")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest")
-
-
 def main() -> None:
-    settings, args = from_command_line(__doc__, *SIZES, configure=add_options)
+    settings, args = from_command_line(__doc__, *SIZES, options=OPTIONS)
     tests = ROOT / "tests"
     files = [str(path.relative_to(tests)) for pattern in FILES for path in sorted(tests.glob(pattern))]
     environment = os.environ | {name: settings.texts[name] for name in SIZES} | {"ABUSE_FULL": "1"}

@@ -10,7 +10,6 @@ still has it. The verdict is printed and written to RUN_DIR/accept.json.
     scripts/run.sh accept --dump data/experiments/rehearsal/rollout_result/train/ID.jsonl
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -24,6 +23,13 @@ from reports.layers import Layer, complete_log, rollout, services, summary, trai
 from rollouts import runs
 
 SHOWN = 5
+OPTIONS = {
+    "--dump": {"type": Path, "metavar": "FILE", "help": "the rollout dump to judge [the newest run's]"},
+    "--log": {
+        "type": Path, "action": "append", "metavar": "FILE",
+        "help": "log of the trainer's actor; may stand several times",
+    },
+}  # fmt: skip
 
 
 def show(layers: list[Layer]) -> None:
@@ -47,16 +53,9 @@ def write_verdict(path: Path, run: runs.Run, layers: list[Layer]) -> None:
     write_whole(path, json.dumps(verdict, indent=1) + "\n")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dump", type=Path, metavar="FILE", help="the rollout dump to judge [the newest run's]")
-    parser.add_argument(
-        "--log", type=Path, action="append", metavar="FILE", help="log of the trainer's actor; may stand several times"
-    )
-
-
 def main() -> int:
     names = ("NEMO_GYM_URL", "GYM_BASE_PORT", "RUN_DIR", "EXP_DIR")
-    settings, args = from_command_line(__doc__, *names, configure=add_options)
+    settings, args = from_command_line(__doc__, *names, options=OPTIONS)
     run = runs.of_dump(args.dump) if args.dump else runs.newest(settings)
     if run.dashboard and not args.log:
         status = complete_log(run, settings.RUN_DIR / "logs")

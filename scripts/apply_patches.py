@@ -10,7 +10,6 @@ pinned commit's tree and the release's are known. Takes under a second.
     scripts/apply_patches.py --record --tree T  write SHA256SUMS anew from pristine tree(s) T
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -23,6 +22,11 @@ from common.settings import ROOT, from_command_line
 from common.terminal import run, say
 from servers import tree as gym_tree
 from servers.tree import digest, installed_tree, is_in, patch_files, read_sums, tree_state
+
+OPTIONS = {
+    "--tree": {"type": Path, "action": "append", "help": "tree to patch (default: the installed nemo-gym)"},
+    "--record": {"action": "store_true", "help": "write SHA256SUMS from pristine trees instead"},
+}
 
 
 def patched_copy(tree: Path, names: Iterable[str], scratch: Path) -> None:
@@ -80,13 +84,8 @@ def record(trees: list[Path]) -> None:
     gym_tree.SUMS.write_text(head + "".join(f"{value} {state} {name}\n" for name, state, value in sorted(lines)))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tree", type=Path, action="append", help="tree to patch (default: the installed nemo-gym)")
-    parser.add_argument("--record", action="store_true", help="write SHA256SUMS from pristine trees instead")
-
-
 def main() -> None:
-    _, args = from_command_line(__doc__, configure=add_options)
+    _, args = from_command_line(__doc__, options=OPTIONS)
     trees = args.tree or [installed_tree()]
     if args.record:
         record(trees)

@@ -16,7 +16,6 @@ It does not judge whether a ground truth is what its text asks for, nor whether 
     scripts/run.sh audit --nemo-gym-source-data rows.jsonl
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from typing import Any
 from checks import registry
 from common import net, terminal
 from common.failure import Failure
-from common.files import sha256_of, write_whole
+from common.files import in_words, sha256_of, write_whole
 from common.settings import Settings, from_command_line
 from evaluation import audit_checks, audit_plot, audit_result
 from inputs import row_facts, rows
@@ -37,10 +36,11 @@ SPLITS = ("example", "train", "validation")
 AT_ONCE = 3
 SHOWN = 10
 NAMES = ("SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "DATA_ROOT", "NEMO_GYM_MAX_PROMPT_LEN", "GYM_BASE_PORT")
+OPTIONS = {"--resource-url": {"metavar": "URL", "help": "the resource server (default: port GYM_BASE_PORT + 2)"}}
 
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, *NAMES, configure=add_options)
+    settings, args = from_command_line(__doc__, *NAMES, options=OPTIONS)
     registry.at_start("audit", settings)
     start, path = time.monotonic(), settings.rows_path()
     numbered = rows.read_numbered(path, settings.LIMIT)
@@ -56,12 +56,9 @@ def main() -> None:
         "twins": twins(settings, path, numbered),
         "seconds": round(time.monotonic() - start, 1),
     }
-    written = write(settings.DATA_ROOT / "audit", name_of(path, settings.LIMIT, len(numbered)), result)
-    report(path, result, written)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
+    # A part of the rows has a name of its own, and never replaces the whole result.
+    name = f"{path.stem}-first-{settings.LIMIT}" if len(numbered) == settings.LIMIT else path.stem
+    report(path, result, write(settings.DATA_ROOT / "audit", name, result))
 
 
 def ask(verifier: audit_checks.Verifier, numbered: list) -> list[audit_checks.Finding]:
@@ -92,20 +89,13 @@ def twins(settings: Settings, path: Path, numbered: list) -> list[dict[str, Any]
     return [dict(zip(("row", "of", "same_answer"), pair, strict=True)) for pair in pairs]
 
 
-def name_of(path: Path, limit: int, count: int) -> str:
-    """The name of an audit's files: a part of the rows has a name of its own, and never replaces the whole result."""
-    return f"{path.stem}-first-{limit}" if count == limit else path.stem
-
-
 def write(folder: Path, name: str, result: dict[str, Any]) -> list[Path]:
     """Write the result as JSON and as a plot, each whole or not at all; their paths. Raises Failure."""
     texts = {f"{name}.json": json.dumps(result, indent=1, sort_keys=True) + "\n", f"{name}.svg": audit_plot.svg(result)}
-    try:
+    with in_words(folder, "; DATA_ROOT names another place"):
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             write_whole(folder / file, text)
-    except OSError as error:
-        raise Failure(f"{folder}: {error.strerror}; DATA_ROOT names another place") from None
     return [folder / file for file in texts]
 
 
@@ -113,7 +103,8 @@ def report(path: Path, result: dict[str, Any], written: list[Path]) -> None:
     """Say the result. Raises Failure if a row is broken."""
     for lines in audit_result.tables(result):
         terminal.say(lines + "\n")
-    some(result["twins"], lambda twin: f"{twin['row']} {audit_result.relation(twin)} {twin['of']}")
+    relation = {True: "repeats", False: "asks the same, with another ground truth, as"}
+    some(result["twins"], lambda twin: f"{twin['row']} {relation[twin['same_answer']]} {twin['of']}")
     some(result["faults"], lambda broken: f"{broken['row']}: {broken['fault']}")
     terminal.say(audit_result.line(result) + f" seconds={result['seconds']}")
     terminal.say("written: " + " ".join(map(str, written)))

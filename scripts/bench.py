@@ -39,21 +39,23 @@ from servers.tree import fingerprint, installed_tree
 PARTS = ("graph", "tools", "client", "gateway")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--parts", default=",".join(PARTS), metavar="LIST", help=f"which of {','.join(PARTS)} [all]")
-    add(
-        "--trials", type=int, default=150, metavar="N",
-        help=f"trials of each graph in each round, at least; {LEVEL_TIMES} times as many as at once, if more [150]",
-    )  # fmt: skip
-    add("--concurrency", default="8,64,256,1024", metavar="LIST", help="trials at once [8,64,256,1024]")
-    add("--rounds", type=int, default=2, metavar="N", help="turns that the graphs take at each concurrency [2]")
-    add(
-        "--unpatched-up-to", type=int, default=64, metavar="N",
-        help="most trials at once for which the unpatched graph takes turns; it is slow (0: do not start it) [64]",
-    )  # fmt: skip
-    add("--publish", action="store_true", help="only write the results in --out into tests/MEASURED.md")
-    add("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg [RUN_DIR/bench]")
+OPTIONS = {
+    "--parts": {"default": ",".join(PARTS), "metavar": "LIST", "help": f"which of {','.join(PARTS)} [all]"},
+    "--trials": {
+        "type": int, "default": 150, "metavar": "N",
+        "help": f"trials of each graph in each round, at least; {LEVEL_TIMES} times as many as at once, if more [150]",
+    },
+    "--concurrency": {"default": "8,64,256,1024", "metavar": "LIST", "help": "trials at once [8,64,256,1024]"},
+    "--rounds": {
+        "type": int, "default": 2, "metavar": "N", "help": "turns that the graphs take at each concurrency [2]",
+    },
+    "--unpatched-up-to": {
+        "type": int, "default": 64, "metavar": "N",
+        "help": "most trials at once for which the unpatched graph takes turns; it is slow (0: do not start it) [64]",
+    },
+    "--publish": {"action": "store_true", "help": "only write the results in --out into tests/MEASURED.md"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder for bench.json and bench.svg [RUN_DIR/bench]"},
+}  # fmt: skip
 
 
 def checked(args: argparse.Namespace) -> tuple[list[str], list[int]]:
@@ -88,7 +90,7 @@ def measure(
             results.setdefault("gateway", {})[level] = figures
             say(f"Gateway alone at {level}: {json.dumps(figures)}")
     if "client" in parts:
-        figures = results["client"] = measure_client(settings, out)
+        figures = results["client"] = asyncio.run(measure_client(out))
         say(f"session client, start to request: p50 {figures['p50_ms']} ms, p95 {figures['p95_ms']} ms")
     if "tools" in parts:
         results["tools"] = measure_tools(settings, args.rounds)
@@ -113,7 +115,7 @@ def publish(path: Path) -> None:
 
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", configure=add_options)
+    settings, args = from_command_line(__doc__, "RUN_DIR", "GYM_BASE_PORT", options=OPTIONS)
     parts, levels = checked(args)
     out = args.out or settings.RUN_DIR / "bench"
     if args.publish:

@@ -19,6 +19,7 @@ from typing import Any
 
 from common import terminal
 from common.failure import Failure
+from common.files import in_words
 from common.settings import from_command_line
 from evaluation import comparison, files
 from evaluation.sides import SHOWN, Side, locate, refuse_other_conditions
@@ -39,15 +40,6 @@ def main() -> None:
     report(result, write(settings.DATA_ROOT / "compare", paths, result))
 
 
-def by_row(sample: dict[str, Any]) -> int:
-    return sample["row"]
-
-
-def by_id(sample: dict[str, Any]) -> str:
-    # Ids may be numbers or text; they are put in order.
-    return str(sample["row_key"])
-
-
 def compare(base: Side, candidate: Side) -> dict[str, Any]:
     """The result of a comparison, for JSON. Raises Failure if the sides have nothing in common."""
     before, after = base.evaluation.samples, candidate.evaluation.samples
@@ -55,12 +47,13 @@ def compare(base: Side, candidate: Side) -> dict[str, Any]:
     is_dump = base.config is None
     if is_dump and any(sample["row_id"] is None for sample in [*before, *after]):
         return result_of(comparison.unpaired_result(before, after), [], lacking)
-    key = by_id if is_dump else by_row
+    # Keys are texts, and are put in order.
+    key = (lambda sample: str(sample["row_key"])) if is_dump else (lambda sample: sample["row"])
     pairs = comparison.pairs((before, lacking["base"]), (after, lacking["candidate"]), key)
-    figures = comparison.paired_result([pair for pair in pairs if pair.whole()])
-    if figures is None:
+    whole = [pair for pair in pairs if pair.whole()]
+    if not whole:
         raise Failure("BASE and CANDIDATE have no row in common that has a reward on both sides")
-    return result_of(figures, pairs, lacking)
+    return result_of(comparison.paired_result(whole), pairs, lacking)
 
 
 def result_of(figures: dict[str, Any], pairs: list[comparison.Pair], lacking: dict[str, list]) -> dict[str, Any]:
@@ -83,15 +76,10 @@ def write(folder: Path, paths: list[Path], result: dict[str, Any]) -> Path:
     """Put the result into the folder, named after both sides. Returns its path. Raises Failure."""
     names = [files.ODD.sub("-", path.stem if path.suffix == ".jsonl" else path.name) for path in paths]
     path = folder / f"{'--'.join(names)}.json"
-    try:
+    with in_words(folder, "; DATA_ROOT names another place"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Failure(f"{folder}: {error.strerror}; DATA_ROOT names another place") from None
     files.write_json(path, result)
     return path
-
-
-# --- words ---------------------------------------------------------------------------------
 
 
 def report(result: dict[str, Any], path: Path) -> None:
@@ -101,7 +89,8 @@ def report(result: dict[str, Any], path: Path) -> None:
     for name in ("better", "worse"):
         some(f"{name} in {{}} rows", result["flips"][name], flip_words)
     for side, samples in result["missing"].items():
-        some(f"{{}} samples of the {side} without a reward, left out", samples, missing_words)
+        heading = f"{{}} samples of the {side} without a reward, left out"
+        some(heading, samples, lambda sample: f"{row_words(sample)} sample {sample['repeat'] + 1} {sample['why']}")
     if result["rows_left_out"]:
         terminal.say(f"rows left out, without a reward on one side at least: {len(result['rows_left_out'])}")
     figures = result["figures"]
@@ -118,19 +107,13 @@ def report(result: dict[str, Any], path: Path) -> None:
 
 def category_table(categories: dict[str, dict[str, Any]]) -> str:
     points = comparison.points
-    lines = [
-        [
-            name,
-            figures["rows"],
-            f"{figures['base']:.3f}",
-            f"{figures['candidate']:.3f}",
-            points(figures["difference"]),
-            f"{points(figures['low'])} to {points(figures['high'])}",
-            f"{figures['better']}/{figures['worse']}",
-            f"{figures['p_holm']:.2g}",
-        ]
-        for name, figures in categories.items()
-    ]
+    lines = []
+    for name, figures in categories.items():
+        means = [f"{figures[side]:.3f}" for side in ("base", "candidate")]
+        interval = f"{points(figures['low'])} to {points(figures['high'])}"
+        flips = f"{figures['better']}/{figures['worse']}"
+        line = [name, figures["rows"], *means, points(figures["difference"]), interval, flips]
+        lines.append([*line, f"{figures['p_holm']:.2g}"])
     headers = ["category", "rows", "base", "candidate", "points", "95 % interval", "better/worse", "p (Holm)"]
     return terminal.table(headers, lines)
 
@@ -146,15 +129,8 @@ def row_words(sample: dict[str, Any]) -> str:
 
 
 def flip_words(flip: dict[str, Any]) -> str:
-    return f"{row_words(flip)} {share(flip['base'])} → {share(flip['candidate'])}"
-
-
-def share(rewards: list[float]) -> str:
-    return f"{sum(rewards):g}/{len(rewards)}"
-
-
-def missing_words(sample: dict[str, Any]) -> str:
-    return f"{row_words(sample)} sample {sample['repeat'] + 1} {sample['why']}"
+    shares = (f"{sum(rewards):g}/{len(rewards)}" for rewards in (flip["base"], flip["candidate"]))
+    return f"{row_words(flip)} {' → '.join(shares)}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ the names in it hold; a check that breaks does not stop the others.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -32,6 +31,13 @@ from common import settings as variables
 from common import terminal
 from common.failure import Failure
 from servers import processes
+
+OPTIONS = {
+    "--json": {"action": "store_true", "help": "one JSON object on stdout"},
+    "--leftovers": {
+        "choices": leftovers.KINDS, "help": "check nothing; list what is left over, each ended by a NUL byte",
+    },
+}  # fmt: skip
 
 
 def end_the_given_up() -> None:
@@ -50,12 +56,6 @@ def report(stage: str, results: list[tuple[Check, list[Finding]]], seconds: floa
     return {"verdict": worst, "stage": stage or "all", "counts": counts, "seconds": round(seconds, 2), "checks": lines}
 
 
-def chosen_stage(settings: variables.Settings) -> str:
-    if settings.STAGE and settings.STAGE not in STAGES:
-        raise Failure(f"STAGE={settings.STAGE} is no stage with checks; choose one of {', '.join(STAGES)}")
-    return settings.STAGE or ""
-
-
 def case_of(stage: str, settings: variables.Settings, faults: list[str]) -> Case:
     """The Case of a stage, with the variables that the stage itself sets."""
     if stage == "smoke" and settings.RAY_ADDRESS:
@@ -64,23 +64,18 @@ def case_of(stage: str, settings: variables.Settings, faults: list[str]) -> Case
     return Case(settings, stage, faults)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument(
-        "--leftovers", choices=leftovers.KINDS, help="check nothing; list what is left over, each ended by a NUL byte"
-    )
-
-
 def main() -> None:
     faults: list[str] = []
     settings, args = variables.from_command_line(
-        __doc__, "STAGE", configure=add_options, refuse=lambda fault: faults.append(str(fault))
+        __doc__, "STAGE", options=OPTIONS, refuse=lambda fault: faults.append(str(fault))
     )
     if args.leftovers:
         _, look = leftovers.KINDS[args.leftovers]
         sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\0" for path in look()))
         return
-    stage, began = chosen_stage(settings), time.monotonic()
+    stage, began = settings.STAGE or "", time.monotonic()
+    if stage and stage not in STAGES:
+        raise Failure(f"STAGE={stage} is no stage with checks; choose one of {', '.join(STAGES)}")
     case = case_of(stage, settings, faults)
     checks = [check for check in CHECKS if check.belongs_to(case)]
     results = examine_all(checks, case)

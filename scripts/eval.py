@@ -17,7 +17,6 @@ Exit status: 0 every sample has a reward, 1 a sample has none or the run is refu
 """
 
 import statistics
-from typing import Any
 
 from checks import registry
 from common import terminal
@@ -50,7 +49,9 @@ def main() -> int:
     task_rows = [row for _, row in numbered]
     sampling, extra = sampling_of(settings)
     gateway = gateway_facts(settings)
-    endpoint = endpoint_of(settings, sampling, extra)
+    connections = max(settings.EVAL_CONCURRENCY, settings.EVAL_PREFLIGHT, 1)
+    place = settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, settings.NEMO_GYM_DEADLINE_S
+    endpoint = Endpoint(*place, settings.WIRE, sampling, extra, connections)
     reported = preflight.look(endpoint, task_rows, settings.EVAL_TRIES, settings.NEMO_GYM_DEADLINE_S)
     config = configuration(settings, len(task_rows), sampling | {"extra_body": extra}, gateway, reported)
     name = settings.EVAL_NAME or files.folder_name(settings.MODEL, split_of(settings))
@@ -63,12 +64,6 @@ def main() -> int:
     finally:
         writer.close()
         endpoint.http.close()
-
-
-def endpoint_of(settings: Settings, sampling: dict[str, Any], extra: dict[str, Any]) -> Endpoint:
-    connections = max(settings.EVAL_CONCURRENCY, settings.EVAL_PREFLIGHT, 1)
-    place = settings.MODEL_URL, settings.MODEL, settings.MODEL_API_KEY, settings.NEMO_GYM_DEADLINE_S
-    return Endpoint(*place, settings.WIRE, sampling, extra, connections)
 
 
 def evaluate(settings: Settings, endpoint: Endpoint, numbered: list, writer: files.Writer) -> int:

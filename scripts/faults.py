@@ -14,7 +14,6 @@ minute to start, all faults in 20 minutes on 2 cores. The full disk needs root (
     scripts/run.sh faults --publish      writes the results that are there into tests/MEASURED.md, runs nothing
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -28,6 +27,11 @@ from common.terminal import run, say, stage
 from proofs import fault_table
 from proofs.fault_matrix import FAULTS, Fault
 from proofs.fault_rig import fault_rig
+
+OPTIONS = {
+    "--list": {"action": "store_true", "help": "name the faults and run none"},
+    "--publish": {"action": "store_true", "help": "write the results into tests/MEASURED.md and run none"},
+}
 
 
 def save(folder: Path, line: dict[str, Any]) -> None:
@@ -59,13 +63,8 @@ def measure(faults: list[Fault], trials: int, results: Path) -> list[str]:
     return failed
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--list", action="store_true", help="name the faults and run none")
-    parser.add_argument("--publish", action="store_true", help="write the results into tests/MEASURED.md and run none")
-
-
 def main() -> None:
-    settings, args = from_command_line(__doc__, "DATA_ROOT", "FAULTS", "FAULT_TRIALS", configure=add_options)
+    settings, args = from_command_line(__doc__, "DATA_ROOT", "FAULTS", "FAULT_TRIALS", options=OPTIONS)
     results = settings.DATA_ROOT / "faults"
     if args.list:
         return say("\n".join(f"{fault.name:<18} {fault.what}" for fault in FAULTS.values()))

@@ -9,7 +9,6 @@ published revision is not pinned: the result line names the one that was fetched
     scripts/run.sh fetch_model --revision COMMIT
 """
 
-import argparse
 from pathlib import Path
 
 from checks import registry
@@ -19,9 +18,11 @@ from common.settings import from_command_line
 from inputs import hub
 from inputs.weights import REPO, SHAPE, Incomplete, check
 
+OPTIONS = {"--revision": {"default": "main", "help": "branch, tag or commit to fetch (default: main)"}}
+
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, "MODEL_DIR", configure=add_options)
+    settings, args = from_command_line(__doc__, "MODEL_DIR", options=OPTIONS)
     registry.at_start("model", settings)
     folder = settings.MODEL_DIR / "Qwen3-4B"
     with hub.disk_faults_in_words("MODEL_DIR", folder):
@@ -34,10 +35,6 @@ def main() -> None:
         f"Qwen3-4B ready: layers={SHAPE['num_hidden_layers']} hidden={SHAPE['hidden_size']} "
         f"weight_files={len(weights)} bytes={total} revision={fetched_revision(folder)} path={folder}"
     )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--revision", default="main", help="branch, tag or commit to fetch (default: main)")
 
 
 def fetch(folder: Path, revision: str) -> list[Path]:

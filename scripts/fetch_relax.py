@@ -14,6 +14,7 @@ import subprocess
 
 from common import terminal
 from common.failure import Failure
+from common.files import in_words
 from common.git import commit
 from common.settings import Settings, from_command_line
 from training.plan import RELAX_FILES
@@ -26,10 +27,8 @@ CURES = {
 
 def git(*words: str) -> None:
     """Run git to its end. Raises Failure with its last line."""
-    try:
+    with in_words("git", "; install it"):
         done = subprocess.run(["git", *words], capture_output=True, text=True)
-    except OSError as error:
-        raise Failure(f"git: {error.strerror}; install it") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
         name = words[0] if words[0] != "-C" else words[2]
@@ -42,12 +41,11 @@ def clone(settings: Settings) -> None:
     beside = target.with_name(target.name + ".part")
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        git("clone", "--quiet", "--no-checkout", settings.RELAX_URL, str(beside))
-        git("-C", str(beside), "checkout", "--quiet", settings.RELAX_REF)
-        beside.rename(target)
-    except OSError as error:
-        raise Failure(f"{target}: {error.strerror} (RELAX_ROOT)") from None
+        with in_words(target, " (RELAX_ROOT)"):
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            git("clone", "--quiet", "--no-checkout", settings.RELAX_URL, str(beside))
+            git("-C", str(beside), "checkout", "--quiet", settings.RELAX_REF)
+            beside.rename(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

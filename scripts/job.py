@@ -12,7 +12,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -20,17 +19,9 @@ from pathlib import Path
 from common import settings as variables
 from common import terminal
 from common.failure import Failure
+from common.files import in_words
 from gateway import trial_request
 from gateway.client import ClientError, Gateway
-
-
-def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--secrets", type=Path, metavar="FILE", help="JSON object of variables; removed once read")
-    parser.add_argument("driver", nargs="+", metavar="DRIVER", help="after --: the driver and its arguments")
-    return parser.parse_args()
 
 
 def take_secrets(path: Path) -> None:
@@ -53,7 +44,10 @@ def wait_ready(settings: variables.Settings, url: str) -> None:
 
 
 def main() -> None:
-    args = command_line()
+    parser = variables.command_line(__doc__)
+    parser.add_argument("--secrets", type=Path, metavar="FILE", help="JSON object of variables; removed once read")
+    parser.add_argument("driver", nargs="+", metavar="DRIVER", help="after --: the driver and its arguments")
+    args = parser.parse_args()
     if args.secrets:
         take_secrets(args.secrets)
     # Only the session client's variables: a trainer may use our other names for something else.
@@ -61,10 +55,8 @@ def main() -> None:
     for url in settings.gateway_urls:
         wait_ready(settings, url)
     terminal.say(f"{', '.join(settings.gateway_urls)} ready")
-    try:
+    with in_words(args.driver[0]):
         os.execvp(args.driver[0], args.driver)
-    except OSError as error:
-        raise Failure(f"{args.driver[0]}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

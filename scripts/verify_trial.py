@@ -13,7 +13,6 @@ seconds; no model and no trainer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import time
@@ -21,8 +20,9 @@ from typing import Any
 
 from common import terminal
 from common.failure import Failure
+from common.files import in_words
 from common.settings import Settings, from_command_line
-from gateway import trial_request
+from gateway import launch, trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial
 from inputs import rows
 from policy import model_api
@@ -31,11 +31,18 @@ from servers.verifier import FOUND, REPLIED, REPLY, SEARCH, example_row
 EXPECTED = "reward=1.0 tool_calls=2 tool_outputs=2 callbacks=3"
 DEADLINE_S = 120
 RELEASE_S = 10
+OPTIONS = {
+    "--gateway-url": {"dest": "NEMO_GYM_URL", "metavar": "URL", "help": "the same as --nemo-gym-url"},
+    "--callback-host": {
+        "default": "127.0.0.1", "metavar": "IP",
+        "help": "address of this machine that the Gateway may call (default: 127.0.0.1, for a Gateway on this machine)",
+    },
+}  # fmt: skip
 
 
 def main() -> None:
     names = ("NEMO_GYM_URL", "GYM_HOST", "GYM_BASE_PORT")
-    settings, args = from_command_line(__doc__, *names, configure=add_options)
+    settings, args = from_command_line(__doc__, *names, options=OPTIONS)
     gateway = Gateway(settings)
     before = active_trials(gateway)
     try:
@@ -46,16 +53,6 @@ def main() -> None:
     if figures != EXPECTED:
         raise Failure(f"trial at {settings.gateway_url}: {figures}, not {EXPECTED}")
     terminal.say(f"Workplace Assistant trial passed: {figures}")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gateway-url", dest="NEMO_GYM_URL", metavar="URL", help="the same as --nemo-gym-url")
-    parser.add_argument(
-        "--callback-host",
-        default="127.0.0.1",
-        metavar="IP",
-        help="address of this machine that the Gateway may call (default: 127.0.0.1, for a Gateway on this machine)",
-    )
 
 
 class ScriptedPolicy:
@@ -107,13 +104,11 @@ def play(
 ) -> tuple[ScriptedPolicy, trial_request.Snapshot]:
     """Run the trial; returns the policy, which saw the calls, and the terminal snapshot."""
     policy = ScriptedPolicy(row)
-    try:
+    with in_words(f"--callback-host {host}", "; give an address of this machine"):
         server = model_api.ModelAPI(host, policy)
-    except OSError as error:
-        raise Failure(f"--callback-host {host}: {error.strerror}; give an address of this machine") from None
-    relax = rows.to_relax(row)
-    task = {"messages": relax["input"], "metadata": relax["metadata"]}
-    payload = trial_request.create_payload(settings, session_of(server, task), task)
+    task = launch.task_of(row)
+    session = launch.session(secrets.token_hex(8), server.base_url, server.open(task).id, "verify", "eval")
+    payload = trial_request.create_payload(settings, session, task)
     trial = Trial(gateway, payload | {"deadline_s": DEADLINE_S})
     try:
         return policy, trial.finish()
@@ -122,17 +117,6 @@ def play(
         raise
     finally:
         server.stop()
-
-
-def session_of(server: model_api.ModelAPI, task: dict[str, Any]) -> Any:
-    """What the trainer would put into the session client's variables."""
-    return {
-        "SESSION_IO_DIR": secrets.token_hex(8),
-        "BASE_URL": server.base_url,
-        "SESSION_ID": server.open(task).id,
-        "ROLLOUT_MODE": "eval",
-        "GROUP_ID": "verify",
-    }
 
 
 def judge(policy: ScriptedPolicy, snapshot: trial_request.Snapshot) -> str:

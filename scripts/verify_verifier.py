@@ -11,7 +11,6 @@ nothing of other rows or of the Gateway.
     scripts/run.sh verify_verifier --resource-url http://127.0.0.1:29002
 """
 
-import argparse
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -27,13 +26,12 @@ from servers.verifier import FOUND, REPLIED, REPLY, SEARCH, TEXT, example_row, p
 
 WRONG_REPLY = ("email_reply_email", {"email_id": "00000057", "body": "No, thank you."})
 FIND_REPLY = ("email_search_emails", {"query": TEXT})
-
-
+OPTIONS = {"--resource-url": {"metavar": "URL", "help": "the resource server (default: port GYM_BASE_PORT + 2)"}}
 Call = tuple[str, dict[str, Any]]
 
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, "GYM_BASE_PORT", configure=add_options)
+    settings, args = from_command_line(__doc__, "GYM_BASE_PORT", options=OPTIONS)
     url = (args.resource_url or settings.local_url("resource")).rstrip("/")
     row = example_row()
     equivalent, incorrect = Episode(url, row), Episode(url, row)
@@ -46,10 +44,6 @@ def main() -> None:
     if rewards != "equivalent_reward=1.0 incorrect_reward=0.0":
         raise Failure(f"verifier contract broken at {url}: {rewards}, not 1.0 and 0.0")
     terminal.say(f"Workplace Assistant verifier contract passed: {rewards}")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--resource-url", metavar="URL", help="the resource server (default: port GYM_BASE_PORT + 2)")
 
 
 class Episode:
@@ -65,14 +59,14 @@ class Episode:
     def act(self, call: Call, expected: str) -> None:
         """Call a tool as the policy would; `expected` must be in what it returns."""
         name, arguments = call
-        output = json.dumps(self._output(call))
+        output = json.dumps(self._post(name, arguments).get("output"))
         if expected not in output:
             raise Failure(f"{self.url}/{name}: {expected!r} is not in the output: {output[:300]}")
         self.calls.append(model_api.function_call(name, json.dumps(arguments)))
 
     def look(self, search: Call, expected: int) -> None:
         """Check how many mails a search finds in this session's state, outside the transcript."""
-        output = self._output(search)
+        output = self._post(*search).get("output")
         count = len(output["emails"]) if isinstance(output, dict) and "emails" in output else 0
         if count != expected:
             raise Failure(
@@ -82,9 +76,6 @@ class Episode:
     def verify(self) -> float | None:
         """The reward of this session's calls."""
         return self._post("verify", verification(self.row, self.calls)).get("reward")
-
-    def _output(self, call: Call) -> Any:
-        return self._post(*call).get("output")
 
     def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return post(self.client, self.url, route, body)

@@ -5,8 +5,6 @@ Guarantees: nothing is fetched; the hub is asked only for what is missing.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from checks.machine import MB, room
 from checks.probe import Case, Finding, fail, failed, ok, warn
 from common import files
@@ -50,7 +48,7 @@ def task_rows(case: Case) -> Finding:
 
 def model(case: Case) -> Finding:
     """The model folder is whole; where it is to be fetched, the hub has the model."""
-    folder = _folder(case)
+    folder = case.settings.MODEL_DIR / "Qwen3-4B"
     try:
         paths = weights.check(folder)
     except (weights.Incomplete, OSError) as fault:
@@ -66,14 +64,11 @@ def model(case: Case) -> Finding:
     return warn(what, "make model") if folder.exists() else ok(f"{folder}: none, and only training needs it")
 
 
-def _folder(case: Case) -> Path:
-    return case.settings.MODEL_DIR / "Qwen3-4B"
-
-
 def room_for_model(case: Case) -> Finding:
     """Room for what is still missing of the model."""
     if case.stage != "model" and not case.trains:
         return ok("not asked: only training needs a model")
-    held = sum(path.stat().st_size for path in _folder(case).rglob("*") if path.is_file()) // MB
+    folder = case.settings.MODEL_DIR / "Qwen3-4B"
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // MB
     missing = max(0, MODEL_MB - held)
-    return room("MODEL_DIR", _folder(case), missing, missing)
+    return room("MODEL_DIR", folder, missing, missing)

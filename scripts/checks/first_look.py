@@ -14,7 +14,7 @@ from common.settings import from_command_line
 
 
 def main() -> None:
-    settings, args = from_command_line(__doc__, configure=lambda parser: parser.add_argument("name"))
+    settings, args = from_command_line(__doc__, options={"name": {}})
     registry.at_start(registry.stage_of(args.name), settings, tell=lambda line: None)
 
 

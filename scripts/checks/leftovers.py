@@ -56,7 +56,9 @@ def records(case: Case) -> Finding | list[Finding]:
     """Jobs and sessions on record whose processes are gone, and probes that were not removed."""
     s, findings = case.settings, []
     jobs = [path.parent for path in sorted((s.RUN_DIR / "jobs").glob("*/dashboard")) if not _lives(path.parent.name)]
-    unheard = _unheard(s, set(map(_dashboard, jobs)))
+    # On our own Ray `make stop` can end a job, even where its dashboard does not answer.
+    others = {_dashboard(folder) for folder in jobs} - {private_ray.PrivateRay(s, "rehearsal").dashboard_url}
+    unheard = {url for url in others if not ask(f"{url}/api/version").status}
     lost = [folder for folder in jobs if _dashboard(folder) in unheard]
     if open_still := [folder for folder in jobs if folder not in lost]:
         findings.append(warn(f"{len(open_still)} jobs whose end nobody saw, {open_still[-1].name} last", "make stop"))
@@ -78,12 +80,6 @@ def _dashboard(folder: Path) -> str:
     return (folder / "dashboard").read_text(encoding="utf-8", errors="replace").partition("\n")[0]
 
 
-def _unheard(settings: Settings, urls: set[str]) -> set[str]:
-    """The dashboards that do not answer, where `make stop` can end no job; it can on our own Ray."""
-    others = urls - {private_ray.PrivateRay(settings, "rehearsal").dashboard_url}
-    return {url for url in others if not ask(f"{url}/api/version").status}
-
-
 def _lives(job_id: str) -> bool:
     """Whether the process that submitted a job still runs; the job's id holds its number."""
     pid = job_id.split("-")[-2:-1]
@@ -103,7 +99,9 @@ def temporary(case: Case) -> Finding | list[Finding]:
 def folders(pattern: str) -> list[Path]:
     """Our temporary folders that no process uses."""
     paths = [path for path in temporary_folder().glob(pattern) if _is_own(path, stat.S_ISDIR, NEW_S)]
-    return unused(filter(_is_ours, paths))
+    if pattern == SESSION_FOLDERS:  # others may use the name; an agent's folder holds its input or its log
+        paths = [path for path in paths if (path / "input.json").exists() or (path / "agent.log").exists()]
+    return unused(paths)
 
 
 def objects(root: Path = Path("/dev/shm")) -> list[Path]:
@@ -117,11 +115,6 @@ def _is_own(path: Path, is_kind: Callable[[int], bool], age_s: float = 0) -> boo
     except FileNotFoundError:  # removed since it was listed
         return False
     return is_kind(status.st_mode) and status.st_uid == os.getuid() and time.time() - status.st_mtime >= age_s
-
-
-def _is_ours(path: Path) -> bool:
-    """Others may name a folder `session-*`; an agent's folder holds its input or its log."""
-    return not path.match(SESSION_FOLDERS) or any((path / name).exists() for name in ("input.json", "agent.log"))
 
 
 def unused(paths: Iterable[Path]) -> list[Path]:

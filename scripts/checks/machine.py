@@ -12,6 +12,7 @@ import platform
 import resource
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -226,12 +227,10 @@ def _held(settings: Settings, wanted: list[tuple[list[int], str, str]]) -> dict[
 
 def _in_container(case: Case) -> bool:
     """Whether this clone's own container has the ports; its processes cannot be looked at."""
-    if not container.note(case.settings).exists():
-        return False
-    try:
-        return any(box.status == "running" for box in container.ours(container.connect(), case.settings))
-    except Failure:
-        return False
+    with suppress(Failure):
+        if container.note(case.settings).exists():
+            return any(box.status == "running" for box in container.ours(container.connect(), case.settings))
+    return False
 
 
 def _holder(

@@ -30,7 +30,7 @@ PIN = re.compile(r"^ray(?:\[\S+\])?==([\d.]+)", re.MULTILINE)
 
 def _plan(case: Case, *looks: str) -> Plan:
     """A plan of the training after the named looks."""
-    # Imported here: it needs the package requests, and the doctor starts without packages.
+    # Imported here, as others are below: the doctor starts without packages.
     from training.plan import Plan
 
     plan = Plan(case.settings)
@@ -87,7 +87,6 @@ def ray_version(case: Case) -> Finding:
     """The cluster's Ray, as its dashboard reports it, against ours."""
     if not case.settings.RAY_ADDRESS:
         return ok(NOT_ASKED)
-    # Imported here: it needs the package requests, and the doctor starts without packages.
     from cluster import nodes
 
     answer = ask(f"{nodes.dashboard_url(case.settings)}/api/version", auth.headers())
@@ -147,7 +146,6 @@ def container_host(case: Case, devices: Path = Path("/dev")) -> Finding:
     """What `make ray-up` needs on this machine, and its GPUs as far as the driver's files tell."""
     if case.stage != "ray-up":
         return ok("asked for make ray-up alone")
-    # Imported here: it needs the package docker, and the doctor starts without packages.
     from training import container
 
     existing = container.existing(container.engine())

@@ -43,9 +43,6 @@ def misspelt(case: Case) -> Finding | list[Finding]:
     return findings or ok("no exported name is nearly one of ours")
 
 
-# --- proxies -------------------------------------------------------------------------------
-
-
 def proxies(case: Case) -> Finding | list[Finding]:
     """NO_PROXY covers our hosts, and both spellings of proxy variables agree.
 
@@ -85,9 +82,6 @@ def _host(url: str) -> str | None:
         return urlsplit(url).hostname
     except ValueError:  # only Docker's client checks DOCKER_HOST
         return None
-
-
-# --- secrets -------------------------------------------------------------------------------
 
 
 def token(case: Case) -> Finding:

@@ -59,17 +59,13 @@ def follow(
             log.finish()
             return info
         if info.get("status") == "PENDING" and time.monotonic() - submitted > pending_timeout_s:
-            _give_up(job, pending_timeout_s, cpus)
+            free = job.dashboard.free()
+            job.stop()
+            raise Failure(
+                f"job {job.id} did not start within {pending_timeout_s} s (JOB_PENDING_TIMEOUT_S) and was stopped; "
+                f"it asked for {cpus:g} CPU, in use on the nodes: {free}"
+            )
         time.sleep(jobs.POLL_S)
-
-
-def _give_up(job, pending_timeout_s, cpus):
-    free = job.dashboard.free()
-    job.stop()
-    raise Failure(
-        f"job {job.id} did not start within {pending_timeout_s} s (JOB_PENDING_TIMEOUT_S) and was stopped; "
-        f"it asked for {cpus:g} CPU, in use on the nodes: {free}"
-    )
 
 
 class LogReader:

@@ -18,6 +18,9 @@ from cluster.jobs import Interrupted, Job, interrupt
 from common import terminal
 from common.failure import Failure
 
+# What a driver asks of the cluster.
+CPUS = 1
+CPUS_OPTION = {"--cpus": {"type": float, "default": CPUS, "metavar": "N", "help": f"CPUs the driver asks for [{CPUS}]"}}
 TAIL_LINES = 15
 WIDTH = 300
 

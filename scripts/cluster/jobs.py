@@ -9,7 +9,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -206,13 +205,6 @@ def open_jobs(run_dir: Path) -> list[Job]:
     paths = sorted(jobs_folder(run_dir).glob("*/dashboard"))
     records = [(path.parent, path.read_text(encoding="utf-8").splitlines()) for path in paths]
     return [Job(Dashboard(lines[0]), folder, folder.name, *lines[1:2]) for folder, lines in records if lines]
-
-
-def write_private(path: Path, values: Any) -> None:
-    """Write a JSON file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(values, file)
 
 
 class Interrupted(BaseException):

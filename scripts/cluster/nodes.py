@@ -28,7 +28,9 @@ class Node:
     def __init__(self, raylet: dict[str, Any], address: str, shares: dict[str, str]):
         self.id, self.address, self.is_head = raylet["nodeId"], address, bool(raylet.get("isHeadNode"))
         self.gpus = float(raylet.get("resourcesTotal", {}).get("GPU", 0))
-        self.free_gpus = self.gpus - _in_use(shares.get(self.id, ""), "GPU")
+        # The dashboard's text is like "0.0/8.0 GPU".
+        in_use = SHARE.findall(shares.get(self.id, ""))
+        self.free_gpus = self.gpus - sum(float(used) for used, _, name in in_use if name == "GPU")
 
     def __str__(self) -> str:
         return f"{self.address}{' (head)' if self.is_head else ''}: {self.free_gpus:g} of {self.gpus:g} GPUs free"
@@ -74,11 +76,6 @@ def nodes(dashboard: Dashboard) -> list[Node]:
     except (KeyError, TypeError, AttributeError):
         raise Failure(f"{dashboard.url}: answered {status} and told no nodes; is it Ray's dashboard?") from None
     return sorted(listed, key=lambda node: not node.is_head)
-
-
-def _in_use(text, wanted):
-    """How much of a resource is in use, from the dashboard's text "0.0/8.0 GPU"."""
-    return sum(float(used) for used, _, name in SHARE.findall(text) if name == wanted)
 
 
 def live_jobs(dashboard: Dashboard) -> list[str]:

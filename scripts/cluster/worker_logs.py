@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import quote
 
 from cluster import nodes
@@ -21,17 +22,14 @@ TROUBLE = ("Traceback", "Error", "error", "Killed", "OutOfMemory", "SIG")
 def worker_tails(dashboard: Dashboard, job_id: str | None) -> list[str]:
     """The path and last lines of each worker's log in which these tell of trouble."""
     shown = []
-    try:
+    with suppress(Failure):
         for node in nodes.nodes(dashboard):
             for name in _files(dashboard, node, job_id)[:FILES]:
-                lines = _last_lines(dashboard, node, name)
+                page = f"/api/v0/logs/file?node_id={node.id}&filename={quote(name)}&lines={LINES}"
+                lines = [line for line in dashboard.text(page).splitlines() if line.strip()][-LINES:]
                 if any(word in line for line in lines for word in TROUBLE):
-                    shown += [
-                        f"last lines of session_latest/logs/{name} on {node.address}:",
-                        *(f"  | {line[:300]}" for line in lines),
-                    ]
-    except Failure:
-        return shown
+                    shown.append(f"last lines of session_latest/logs/{name} on {node.address}:")
+                    shown += [f"  | {line[:300]}" for line in lines]
     return shown
 
 
@@ -45,8 +43,3 @@ def _files(dashboard, node, job_id):
     except (KeyError, TypeError, AttributeError):
         return []
     return sorted(names, key=lambda name: not name.endswith(".err"))
-
-
-def _last_lines(dashboard, node, name):
-    text = dashboard.text(f"/api/v0/logs/file?node_id={node.id}&filename={quote(name)}&lines={LINES}")
-    return [line for line in text.splitlines() if line.strip()][-LINES:]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from contextlib import contextmanager
 from pathlib import Path
+
+from common.failure import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 20_000
@@ -23,6 +29,21 @@ def write_whole(path: Path, content: str | bytes | Iterable[str]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner can read. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextmanager
+def in_words(place: Path | str, cure: str = "") -> Iterator[None]:
+    """Turn an OSError into a Failure: the place, the system's word for the fault, and `cure` as it is."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"{place}: {error.strerror}{cure}") from None
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -422,24 +422,28 @@ def load(
     return Settings(values, texts, given)
 
 
+def command_line(description: str | None) -> ArgumentParser:
+    """A parser that shows a program's description as it is written, and takes no abbreviations."""
+    # Imported late: the session client has no options, and argparse takes some 10 ms.
+    import argparse
+
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+
 def from_command_line(
     description: str | None,
     *names: str,
-    configure: Callable[[ArgumentParser], object] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     refuse: Refuse = raise_fault,
 ) -> tuple[Settings, Namespace]:
     """Read a stage's command line, with an option for each variable in `names` (SPLIT: --split).
 
-    `configure(parser)` may add options. Prints help, or one line on what is wrong, and exits.
+    `options` holds further ones: {flag: what add_argument takes}. Prints help, or one line on what is wrong, and exits.
     Never name a secret: process lists show arguments. `refuse` as in `load`.
     """
-    # Imported late: the session client has no options, and argparse takes some 10 ms.
-    import argparse
-
-    variables = declared()
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    variables, parser = declared(), command_line(description)
     for name in names:
         variable = variables[name]
         parser.add_argument(
@@ -448,8 +452,8 @@ def from_command_line(
             metavar=variable.kind.upper(),
             help=f"{variable.meaning} [{variable.range_text()}; default {variable.default_text()}]".replace("%", "%%"),
         )
-    if configure:
-        configure(parser)
+    for flag, given in (options or {}).items():
+        parser.add_argument(flag, **given)
     args = parser.parse_args()
     try:
         return load({name: getattr(args, name) for name in names}, refuse=refuse), args

@@ -122,10 +122,6 @@ def remarks(result: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def relation(twin: dict[str, Any]) -> str:
-    return "repeats" if twin["same_answer"] else "asks the same, with another ground truth, as"
-
-
 def line(result: dict[str, Any]) -> str:
     """The result line."""
     same = sum(twin["same_answer"] for twin in result["twins"])

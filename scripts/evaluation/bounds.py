@@ -8,6 +8,7 @@ Guarantees:
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from common.failure import Failure
@@ -22,17 +23,9 @@ AT_ONCE = 3
 
 def bounds(settings: Settings, task_rows: Sequence[Row]) -> dict[str, Any]:
     """{"floor": {"rows", "share"} or None, "ceiling": {"rows", "share"}}; a share is of all rows, 0..1."""
-    return {"floor": floor(settings, task_rows), "ceiling": share(task_rows, row_facts.fits_steps)}
-
-
-def floor(settings: Settings, task_rows: Sequence[Row]) -> dict[str, float] | None:
-    """Rows on which doing nothing earns 1, or None."""
-    if settings.gateway_urls != [settings.local_url("gateway")]:
-        return None
-    verifier = audit_checks.Verifier(settings.local_url("resource"))
-    try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            rewards = list(pool.map(lambda row: verifier.reward(audit_checks.without_tools(row), []), task_rows))
-    except Failure:
-        return None
-    return share(rewards, bool)
+    floor, verifier = None, audit_checks.Verifier(settings.local_url("resource"))
+    if settings.gateway_urls == [settings.local_url("gateway")]:
+        with suppress(Failure), ThreadPoolExecutor(AT_ONCE) as pool:
+            rewards = pool.map(lambda row: verifier.reward(audit_checks.without_tools(row), []), task_rows)
+            floor = share(list(rewards), bool)
+    return {"floor": floor, "ceiling": share(task_rows, row_facts.fits_steps)}

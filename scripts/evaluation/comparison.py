@@ -16,6 +16,7 @@ from evaluation import significance
 from evaluation.files import Evaluation
 
 LEVEL = 0.05
+DRAWS = f"{significance.RESAMPLES} draws, seed {significance.SEED}"
 
 
 class Pair:
@@ -75,12 +76,8 @@ def pairs(before: tuple, after: tuple, key: Callable[[Any], Any]) -> list[Pair]:
     return [rows[name] for name in sorted(rows)]
 
 
-def paired_result(rows: list[Pair]) -> dict[str, Any] | None:
-    """Figures for Pairs that have samples on both sides; None without any."""
-    return _paired(rows) if rows else None
-
-
-def _paired(rows: list[Pair]) -> dict[str, Any]:
+def paired_result(rows: list[Pair]) -> dict[str, Any]:
+    """Figures for at least one Pair, all of them with samples on both sides."""
     differences = [pair.difference() for pair in rows]
     better, worse = (sum(sign * difference > 0 for difference in differences) for sign in (1, -1))
     figures = {
@@ -98,12 +95,8 @@ def _paired(rows: list[Pair]) -> dict[str, Any]:
         p, method = significance.mcnemar(better, worse), "exact McNemar, Newcombe's interval"
     else:
         interval, p = significance.bootstrap(differences), significance.sign_flips(differences)
-        method = f"sign flips of row means, bootstrap over rows ({_draws()})"
+        method = f"sign flips of row means, bootstrap over rows ({DRAWS})"
     return figures | {"low": interval[0], "high": interval[1], "p": p, "method": method}
-
-
-def _draws() -> str:
-    return f"{significance.RESAMPLES} draws, seed {significance.SEED}"
 
 
 def unpaired_result(base: list, candidate: list) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def unpaired_result(base: list, candidate: list) -> dict[str, Any]:
         "low": low,
         "high": high,
         "p": significance.unpaired_test(before, after),
-        "method": f"groups dealt anew, bootstrap of groups ({_draws()}), not paired",
+        "method": f"groups dealt anew, bootstrap of groups ({DRAWS}), not paired",
     }
 
 
@@ -138,7 +131,7 @@ def categories(rows: list[Pair]) -> dict[str, dict[str, Any]]:
         groups.setdefault(str(pair.category), []).append(pair)
     if len(groups) < 2:
         return {}
-    figures = {name: _paired(groups[name]) for name in sorted(groups)}
+    figures = {name: paired_result(groups[name]) for name in sorted(groups)}
     corrected = significance.holm([values["p"] for values in figures.values()])
     return {name: figures[name] | {"p_holm": p} for name, p in zip(figures, corrected, strict=True)}
 
@@ -178,21 +171,18 @@ def verdict(figures: dict[str, Any], lacking: int = 0, worst: tuple[float, float
     text = "No difference shown"
     if significant:
         text = f"The candidate is {'better' if figures['difference'] > 0 else 'worse'} than the base"
+    size = f"{figures.get('rows')} rows"
+    if "groups" in figures:
+        size = "{} and {} groups of samples that are not paired: other rows may be why".format(*figures["groups"])
     text += (
         f": {points(figures['difference'])} points (95 % interval {points(figures['low'])} to "
-        f"{points(figures['high'])}, p = {figures['p']:.2g}) over {_size(figures)}"
+        f"{points(figures['high'])}, p = {figures['p']:.2g}) over {size}"
     )
     if not significant:
         text += _not_shown(figures, excludes_zero)
     elif not excludes_zero:
         text += "; the interval includes 0 all the same, so the evidence is weak"
     return text + _missing_words(significant, lacking, worst) + "."
-
-
-def _size(figures: dict[str, Any]) -> str:
-    if "groups" in figures:
-        return "{} and {} groups of samples that are not paired: other rows may be why".format(*figures["groups"])
-    return f"{figures['rows']} rows"
 
 
 def _not_shown(figures: dict[str, Any], excludes_zero: bool) -> str:

@@ -35,22 +35,20 @@ def sampling_of(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def gateway_facts(settings: Settings) -> dict[str, Any]:
     """What rewards depend on, as the Gateways answer, the same at each. Raises Failure."""
-    facts = {url: _facts_of(settings, url) for url in settings.gateway_urls}
+    facts = {}
+    for url in settings.gateway_urls:
+        try:
+            answer = Gateway(settings, url).exchange("GET", "/readyz")
+        except ClientError as fault:
+            raise Failure(f"{url}: not ready: {fault}; `make gym-up` starts the servers") from None
+        versions = {"protocol_version": answer.get("protocol_version"), "version": answer.get("gateway_version")}
+        facts[url] = {"environment": answer.get("environment"), "gateway": versions}
     first_url, first = next(iter(facts.items()))
     for url, other in facts.items():
         if differing := files.differences(first, other):
             field, expected, actual = differing[0]
             raise Failure(f"{url}: {field} is {actual}, and at {first_url} {expected}; evaluate on like hosts")
     return first
-
-
-def _facts_of(settings: Settings, url: str) -> dict[str, Any]:
-    try:
-        answer = Gateway(settings, url).exchange("GET", "/readyz")
-    except ClientError as fault:
-        raise Failure(f"{url}: not ready: {fault}; `make gym-up` starts the servers") from None
-    versions = {"protocol_version": answer.get("protocol_version"), "version": answer.get("gateway_version")}
-    return {"environment": answer.get("environment"), "gateway": versions}
 
 
 def split_of(settings: Settings) -> str:

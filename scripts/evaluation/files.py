@@ -12,7 +12,6 @@ Guarantees:
 - A folder has one writer at a time, and resumes only with the configuration that it was begun with.
 - Every sample of a dump is there once, with its reward or as a failure. A dump has no configuration, prompt or ground
   truth; where it names neither row nor group, each sample is a row of its own.
-- No figure is computed here, and the network is not used.
 """
 
 import fcntl
@@ -26,10 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from common.failure import Failure
-from common.files import write_whole
+from common.files import in_words, write_whole
 from policy import transcript
 from rollouts import dump
-from rollouts.samples import FAILURE, SAMPLE, Sample, fit, row_key
+from rollouts.samples import FAILURE, SAMPLE, Sample, fit, number, row_key
 
 FORMAT = 1
 CONFIG, ROLLOUTS, FAILURES, RESULT, LOCK = "config.json", "rollouts.jsonl", "failures.jsonl", "result.json", "lock"
@@ -102,12 +101,9 @@ def _by_place(records: list[Any]) -> dict[tuple[int, int], Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises Failure."""
-    try:
+    value = None
+    with in_words(path, "; `make eval` writes one"), suppress(ValueError, RecursionError):
         value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make eval` writes one") from None
-    except (ValueError, RecursionError):
-        value = None
     if not isinstance(value, dict):
         raise Failure(f"{path}: not a JSON object")
     return value
@@ -118,19 +114,15 @@ def read_lines(path: Path) -> tuple[list[Any], int]:
 
     A last line that was cut off is in neither.
     """
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
+    with in_words(path):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     records, size, needed = [], 0, NEEDED[path.name]
-    for number, line in enumerate(lines, 1):
+    for nth, line in enumerate(lines, 1):
         record = _parse(line)
-        if record is None and number == len(lines):
+        if record is None and nth == len(lines):
             break
         if record is None or not record.keys() >= needed or not fit(record, FIELDS[path.name]):
-            raise Failure(f"{path}:{number}: not a line of an evaluation")
+            raise Failure(f"{path}:{nth}: not a line of an evaluation")
         records.append(record)
         size += len(line)
     return records, size
@@ -155,16 +147,16 @@ def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
         key = row_key(item) or (index if group is None else f"group {group}")
         row = rows.setdefault(key, len(rows))
         repeats[row] = repeats.get(row, -1) + 1
-        sample = _sample_of(item, row, repeats[row])
+        sample = sample_of(item, row, repeats[row])
         (evaluation.failures if sample["reward"] is None else evaluation.samples).append(sample)
     return evaluation
 
 
-def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
-    prompt, response = item.get("prompt_token_count"), item.get("response_token_count")
-    error, reward = item.get("error"), item["reward"]
+def sample_of(item: Any, row: Any, repeat: Any) -> Sample:
+    """A record of a rollout dump as a sample, without what only the row itself tells."""
+    tokens, error = (item.get("prompt_token_count"), item.get("response_token_count")), item.get("error")
     # Trainers write many things where there is no reward; only a number is a reward.
-    rewarded = isinstance(reward, (int, float)) and not isinstance(reward, bool) and not error
+    rewarded = number(item["reward"]) and not error
     return {
         "row": row,
         "row_id": item.get("row_id"),
@@ -174,9 +166,9 @@ def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
         "request_id": item.get("request_id"),
         "status": item["status"],
         "error": {"code": "no_reward", "cause": str(error)} if error else None,
-        "reward": float(reward) if rewarded else None,
+        "reward": float(item["reward"]) if rewarded else None,
         "metrics": {"model_calls": item["agent_turns"]},
-        "usage": None if response is None else {"input_tokens": prompt, "output_tokens": response},
+        "usage": None if None in tokens else {"input_tokens": tokens[0], "output_tokens": tokens[1]},
         "seconds": item.get("seconds"),
         "input": [],
         "ground_truth": [],
@@ -189,34 +181,28 @@ def _sample_of(item: Mapping[str, Any], row: int, repeat: int) -> Sample:
 
 def write_json(path: Path, value: dict) -> None:
     """Put an object at `path`, keys sorted, whole or not at all. Raises Failure."""
-    try:
+    with in_words(path):
         write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
 
 
 def move_aside(path: Path) -> Path:
     """Rename an evaluation's folder; the new path. Raises Failure if a process writes there."""
     moved = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    with _locked(path):
-        try:
-            os.rename(path, moved)
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror}") from None
+    with _locked(path), in_words(path):
+        os.rename(path, moved)
     return moved
 
 
 def _locked(path: Path) -> TextIO:
     """The folder's lock, held until it is closed. Raises Failure if another process holds it."""
-    try:
+    with in_words(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Failure(f"{path}: another evaluation writes there; wait for it, or set another EVAL_NAME") from None
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
-    return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure(f"{path}: another evaluation writes there; wait for it, or set another EVAL_NAME") from None
+        return lock
 
 
 class Writer:
@@ -256,17 +242,12 @@ class Writer:
     def add(self, sample: dict[str, Any]) -> None:
         """Append a sample: to the rollouts if it has a reward, otherwise to the failures. Raises Failure."""
         rewarded = sample.get("reward") is not None
-        self._write(ROLLOUTS if rewarded else FAILURES, sample)
-        if rewarded:
-            self.done.add((sample["row"], sample["repeat"]))
-
-    def _write(self, name: str, record: dict[str, Any]) -> None:
-        data = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
+        name, data = ROLLOUTS if rewarded else FAILURES, json.dumps(sample, allow_nan=False).encode() + b"\n"
+        with in_words(self.path / name, "; what was done before is kept"):
             while data:
                 data = data[os.write(self._files[name], data) :]
-        except OSError as error:
-            raise Failure(f"{self.path / name}: {error.strerror}; what was done before is kept") from None
+        if rewarded:
+            self.done.add((sample["row"], sample["repeat"]))
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.path / RESULT, result)

@@ -129,15 +129,10 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
 
 def text_of(items: Iterable[dict[str, Any]]) -> str:
     """The text of all messages among items."""
-    parts = [part for item in items if item.get("type") == "message" for part in _parts(item.get("content"))]
-    return " ".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
-
-
-def _parts(content: Any) -> list[Any]:
-    """The parts of a message's content, which may be plain text."""
-    if isinstance(content, str):
-        return [{"text": content}]
-    return content if isinstance(content, list) else []
+    contents = [item.get("content") for item in items if item.get("type") == "message"]
+    parts = [[{"text": content}] if isinstance(content, str) else content for content in contents]
+    texts = [part.get("text") for group in parts if isinstance(group, list) for part in group if isinstance(part, dict)]
+    return " ".join(str(text or "") for text in texts)
 
 
 def is_tool_error(output: Any) -> bool:
@@ -186,12 +181,6 @@ def required_arguments(tools: Iterable[dict[str, Any]] | None) -> dict[str, list
     return required
 
 
-def behaviour_sums(samples: Iterable[Mapping[str, Any]], tools_of: Callable[[int], Any]) -> dict[str, int]:
-    """Sums over all samples; `tools_of(row index)` gives that row's tools."""
-    counts = [behaviour(item, required_arguments(tools_of(item["row"]))) for item in samples]
-    return {name: sum(count[name] for count in counts) for name in COUNTED}
-
-
 def tokens(samples: Iterable[Mapping[str, Any]]) -> dict[str, int] | None:
     """{"input_tokens", "output_tokens", "samples"} of the samples whose endpoint reported them, or None."""
     usages = [item["usage"] for item in samples if item["usage"]]
@@ -201,15 +190,12 @@ def tokens(samples: Iterable[Mapping[str, Any]]) -> dict[str, int] | None:
     return sums | {"samples": len(usages)}
 
 
-def truncations(samples: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """{why: how many} of the samples that were cut short."""
-    cut = [item["error"] or {} for item in samples if item["status"] == "truncated"]
-    return dict(sorted(Counter(error.get("type") or error.get("code") or "unknown" for error in cut).items()))
-
-
 def summary(samples: Sequence[Mapping[str, Any]], expected: int, tools_of: Callable[[int], Any]) -> dict[str, Any]:
-    """All figures of an evaluation's samples; `expected` counts the failures too."""
+    """All figures of samples; `expected` counts the failures too, `tools_of(row index)` gives that row's tools."""
     rows = per_row(samples)
+    counts = [behaviour(item, required_arguments(tools_of(item["row"]))) for item in samples]
+    cut = [item["error"] or {} for item in samples if item["status"] == "truncated"]
+    reasons = Counter(error.get("type") or error.get("code") or "unknown" for error in cut)
     return {
         "rows": len(rows),
         "samples": len(samples),
@@ -220,7 +206,7 @@ def summary(samples: Sequence[Mapping[str, Any]], expected: int, tools_of: Calla
         "pass_all": by_k(rows, pass_all),
         "categories": grouped(samples, lambda item: str(item["category"])),
         "ground_truth_calls": grouped(samples, lambda item: len(item["ground_truth"])),
-        "behaviour": behaviour_sums(samples, tools_of),
-        "truncated": truncations(samples),
+        "behaviour": {name: sum(count[name] for count in counts) for name in COUNTED},
+        "truncated": dict(sorted(reasons.items())),
         "tokens": tokens(samples),
     }

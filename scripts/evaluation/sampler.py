@@ -4,7 +4,6 @@ Guarantees:
 - Every sample comes back exactly once, with its reward and whole trajectory, or with the reason why it has none. A
   fault of the endpoint or the environment is never a reward.
 - Threads are daemons: `stop` asks the Gateways to end what runs, and waits a few seconds at most.
-- No file is written here, and no figure computed.
 """
 
 import queue
@@ -15,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.failure import Failure, printable
+from common.files import in_words
 from common.settings import Settings
 from gateway import launch, trial_request
 from gateway.client import ClientError, Gateway, GaveUp, Trial, Unfit
 from inputs import rows
 from inputs.rows import Row
 from policy.endpoint import Endpoint, as_policy
-from policy.model_api import ModelAPI, Session
+from policy.model_api import ModelAPI
 
 KEPT = "what was done is kept, and the same command does the rest"
 STOP_S = 3
@@ -33,10 +33,8 @@ class Sampler:
 
     def __init__(self, settings: Settings, endpoint: Endpoint, host: str) -> None:
         self.settings, self.endpoint = settings, endpoint
-        try:
+        with in_words(host, "; the model API of the evaluation cannot listen there"):
             self.api = ModelAPI(host, self._policy)
-        except OSError as error:
-            raise Failure(f"{host}: {error.strerror}; the model API of the evaluation cannot listen there") from None
         self._jobs, self._results, self._live = queue.SimpleQueue(), queue.SimpleQueue(), {}
         self.stopping, self.waiting, self._lock = False, 0, threading.Lock()
 
@@ -82,14 +80,12 @@ class Sampler:
         began = time.monotonic()
         try:
             place = rows.place(self.settings.rows_path(), line, row)
-            snapshot, kept = self._trial(Gateway(self.settings, url), self._payload(session, row), place)
+            launched = launch.session(secrets.token_hex(16), self.api.base_url, session.id, str(row["id"]), mode="eval")
+            payload = trial_request.create_payload(self.settings, launched, row) | {"metadata": {"trajectory": True}}
+            snapshot, kept = self._trial(Gateway(self.settings, url), payload, place)
         finally:
             self.api.close(session)
         return self._line(index, row, repeat, snapshot, kept, session) | {"seconds": round(time.monotonic() - began, 3)}
-
-    def _payload(self, session: Session, row: Row) -> dict[str, Any]:
-        launched = launch.session(secrets.token_hex(16), self.api.base_url, session.id, str(row["id"]), "eval")
-        return trial_request.create_payload(self.settings, launched, row) | {"metadata": {"trajectory": True}}
 
     def _trial(self, gateway: Gateway, payload: dict[str, Any], place: str) -> tuple[Any, dict[str, Any]]:
         """(terminal snapshot, trajectory) of a trial. Raises Failure for a Gateway that is not there or refuses."""

@@ -29,10 +29,7 @@ class Side:
     def __init__(self, path: Path, group_size: int):
         """Read the samples. Raises Failure."""
         self.path, self.evaluation = path, read(path, group_size)
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        return self.evaluation.config
+        self.config = self.evaluation.config
 
     def source(self) -> dict[str, str | None]:
         """Where it came from: {"path", "model": as its endpoint called it, None for a dump}."""
@@ -90,7 +87,7 @@ def refuse_other_conditions(base: Side, candidate: Side) -> None:
     if base.config is None or candidate.config is None:
         return
     differences = [
-        f"{field} is {_shown(old)} and {_shown(new)}"
+        f"{field} is {json.dumps(old)[:200]} and {json.dumps(new)[:200]}"
         for field, old, new in files.differences(base.config, candidate.config)
         if field.split(".")[0] not in MAY_DIFFER
     ]
@@ -99,10 +96,6 @@ def refuse_other_conditions(base: Side, candidate: Side) -> None:
             f"{base.path} and {candidate.path} do not match: {'; '.join(differences)}; "
             "evaluate one of them anew like the other"
         )
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:200]
 
 
 def sizes(config: dict[str, Any]) -> tuple[Any, Any]:

@@ -72,7 +72,9 @@ def sign_flips(differences: Sequence[float]) -> float:
 def bootstrap(values: Sequence[float], least: float = -1.0) -> tuple[float, float]:
     """95 % interval (low, high) of the mean of rows' values, each in `least`..1."""
     if len(set(values)) == 1:
-        return _all_equal(values[0], len(values), least)
+        # Nothing to resample: bounds from the share of rows that may differ, given that none of these did.
+        other = 1 - 0.025 ** (1 / len(values))
+        return (1 - other) * values[0] + other * least, (1 - other) * values[0] + other
     counts, draw = Counter(values), random.Random(SEED)
     return percentiles(_resampled(counts, draw) / len(values) for _ in range(RESAMPLES))
 
@@ -84,12 +86,6 @@ def _resampled(counts: Counter[float], draw: random.Random) -> float:
         taken = draw.binomialvariate(left, min(1.0, count / pool)) if left else 0
         total, left, pool = total + taken * value, left - taken, pool - count
     return total
-
-
-def _all_equal(value: float, count: int, least: float) -> tuple[float, float]:
-    """Nothing to resample: bounds from the share of rows that may differ, given that none of `count` did."""
-    other = 1 - 0.025 ** (1 / count)
-    return (1 - other) * value + other * least, (1 - other) * value + other
 
 
 def percentiles(draws: Iterable[float]) -> tuple[float, float]:

@@ -31,7 +31,10 @@ def say(result: dict[str, Any], failures: Iterable[Sample], share: float) -> Non
     config, metrics = result["config"], result["metrics"]
     for table in (headline(metrics), behaviour(metrics), groups(metrics)):
         terminal.say(table + "\n")
-    for line in [*failure_lines(failures), *warnings(metrics, share)]:
+    kinds = Counter(reason(item["error"] or {}) for item in failures)
+    for text, count in kinds.most_common(KINDS_SHOWN):
+        terminal.say(f"without a reward: {count} samples: {text}")
+    for line in warnings(metrics, share):
         terminal.say(line)
     terminal.say(
         f"evaluation of {config['model_reported']} on {config['split']}: pass rate {interval(metrics['pass_rate'])} "
@@ -65,12 +68,6 @@ def groups(metrics: dict[str, Any]) -> str:
     rows += [(f"ground truth of {count} calls", by_calls[count]) for count in sorted(by_calls, key=int)]
     lines = [(name, group["rows"], group["samples"], interval(group["pass_rate"])) for name, group in rows]
     return terminal.table(["rows by", "rows", "samples", "pass rate"], lines)
-
-
-def failure_lines(failures: Iterable[Sample]) -> list[str]:
-    """The most frequent reasons for samples without a reward."""
-    kinds = Counter(reason(item["error"] or {}) for item in failures)
-    return [f"without a reward: {count} samples: {text}" for text, count in kinds.most_common(KINDS_SHOWN)]
 
 
 def reason(error: dict[str, Any]) -> str:

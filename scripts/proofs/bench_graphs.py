@@ -22,9 +22,8 @@ from common import settings as variables
 from common.failure import Failure
 from common.settings import Settings
 from common.terminal import Bar, clear_line, say, stage, table
-from proofs import bench_load
+from proofs import bench_load, rig
 from proofs.unpatched import overlay
-from servers import ports, processes
 from servers.graph import end_graph, readiness
 from servers.tree import PATCHES
 
@@ -77,7 +76,7 @@ class MeasuredGraph:
             raise Failure(f"the {self.name} graph did not start; its error is above")
         servers = self.settings.servers()
         self.pids = {
-            name: [listener(self.settings, server) for server in servers if server.partition("_")[0] == name]
+            name: [rig.pid_of(self.settings, server) for server in servers if server.partition("_")[0] == name]
             for name in PROCESSES
         }
 
@@ -96,15 +95,6 @@ class MeasuredGraph:
             if state.get("open_sessions"):
                 samples.append((state["open_sessions"], self.usage()["resource"][1]))
             await asyncio.sleep(SAMPLE_EVERY_S)
-
-
-def listener(settings: Settings, name: str) -> int:
-    """The pid that listens on one of the graph's ports."""
-    inodes = {inode for _, port, inode in ports.listening() if port == settings.port(name)}
-    pids = [process.pid for process in processes.ours(settings, "gym") if inodes & ports.sockets_of(process)]
-    if not pids:
-        raise Failure(f"nobody of the graph listens on port {settings.port(name)}")
-    return min(pids)
 
 
 def usage(pid: int) -> tuple[float, int]:
@@ -160,7 +150,7 @@ class Measured:
         self.live += live or []
 
     def figures(self) -> dict[str, Any]:
-        count = len(self.latencies)
+        count, (most, rss) = len(self.latencies), max(self.live, default=(0, 0))
         return {
             "trials": count,
             "failed": self.failed,
@@ -172,15 +162,10 @@ class Measured:
             "rss_mb_before": self.rss[0],
             "rss_mb_after": self.rss[-1],
             "rss_mb_after_each_round": self.rss[1:],
-            **self.session_memory(),
+            "most_sessions": most,
+            # What the resource servers gained in memory for each session, when most sessions were open.
+            "mb_per_session": round((rss / 2**20 - self.rss[0]["resource"]) / most, 3) if most else None,
         }
-
-    def session_memory(self) -> dict[str, Any]:
-        """What the resource servers gained in memory for each session, when most sessions were open."""
-        if not self.live:
-            return {"most_sessions": 0, "mb_per_session": None}
-        most, rss = max(self.live)
-        return {"most_sessions": most, "mb_per_session": round((rss / 2**20 - self.rss[0]["resource"]) / most, 3)}
 
 
 def percentile(values: list[float], percent: int) -> float:

@@ -93,10 +93,8 @@ def parts(repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    def options(parser):
-        parser.add_argument("--repeats", type=int, default=30, metavar="N", help="timed calls of each part [30]")
-
-    _, args = from_command_line(__doc__, configure=options)
+    repeats = {"type": int, "default": 30, "metavar": "N", "help": "timed calls of each part [30]"}
+    _, args = from_command_line(__doc__, options={"--repeats": repeats})
     # pandas warns about upstream's code.
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(None):

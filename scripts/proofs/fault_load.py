@@ -126,10 +126,6 @@ class Client:
         return json.loads(self.output.read_text()) if self.output.exists() else None
 
 
-def _played(call: dict[str, Any]) -> dict[str, Any]:
-    return {"name": call["name"], "arguments": call["arguments"]}
-
-
 class Load:
     """`count` trials at once, over the rows in turn."""
 
@@ -138,7 +134,9 @@ class Load:
         self.graph, self.policy, self.deadline_s = graph, policy, deadline_s
         chosen = {f"trial-{time.time_ns()}-{index}": task_rows[index % len(task_rows)] for index in range(count)}
         self.clients = [Client(graph, policy, folder / name, name, row, deadline_s) for name, row in chosen.items()]
-        policy.serve({name: [_played(call) for call in row.get("ground_truth", [])] for name, row in chosen.items()})
+        truths = {name: row.get("ground_truth", []) for name, row in chosen.items()}
+        kept = ("name", "arguments")
+        policy.serve({name: [{key: call[key] for key in kept} for call in calls] for name, calls in truths.items()})
         self.names = set(chosen)
 
     def start(self) -> None:
@@ -205,13 +203,10 @@ class Load:
         """{request id: [created, ended, rollout id]} from the store, as soon as it has every end."""
         ids, patience = {client.request_id for client in self.clients}, time.monotonic() + SAVED_WITHIN_S
         while True:
-            stored = self._stored_now()
+            with contextlib.closing(sqlite3.connect(self.graph.run_dir / "trials.sqlite")) as store:
+                records = store.execute("SELECT request_id, created, ended, rollout_id FROM trials").fetchall()
+            stored = {request_id: rest for request_id, *rest in records}
             unsaved = [request_id for request_id in ids & stored.keys() if stored[request_id][1] is None]
             if not unsaved or time.monotonic() > patience:
                 return stored
             time.sleep(0.5)
-
-    def _stored_now(self) -> dict[str, list]:
-        with contextlib.closing(sqlite3.connect(self.graph.run_dir / "trials.sqlite")) as store:
-            records = store.execute("SELECT request_id, created, ended, rollout_id FROM trials").fetchall()
-        return {request_id: rest for request_id, *rest in records}

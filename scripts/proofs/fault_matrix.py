@@ -26,7 +26,6 @@ SHORT_S = 5
 # Size of the small disk (in memory) that holds RUN_DIR; a start of the graph asks for 0.2 GB of it.
 DISK_MB = 512
 SPARE_DESCRIPTORS = 4
-AN_HOUR_S = 3600
 
 
 class Site:
@@ -86,12 +85,6 @@ def go_on(site: Site) -> None:
         os.kill(site.stopped, signal.SIGCONT)
 
 
-def kill_policy(site: Site) -> None:
-    assert site.policy.process
-    site.policy.process.kill()
-    site.policy.process.wait()
-
-
 def kill_clients(site: Site) -> None:
     site.killed = list(filter(Client.runs, site.load.clients))
     for client in site.killed:
@@ -119,10 +112,6 @@ def fill_disk(site: Site) -> None:
     with contextlib.suppress(OSError), open(site.graph.run_dir / "filler", "wb", buffering=0) as filler:
         while True:
             filler.write(b"\0" * 4096)
-
-
-def free_disk(site: Site) -> None:
-    (site.graph.run_dir / "filler").unlink()
 
 
 def bound_descriptors(site: Site) -> None:
@@ -166,66 +155,50 @@ SERVERS = {
 }
 
 
-def _kills() -> list[Fault]:
-    faults = [Fault(f"kill-{name}", f"kill -9 of {what}", kill(name)) for name, what in SERVERS.items()]
-    return [
-        *faults,
-        Fault("kill-raylet", "kill -9 of Ray's node (raylet)", kill("raylet")),
-        Fault(
-            "kill-clients", "kill -9 of the session clients, every other one launched again",
-            kill_clients, start_every_other_again, 1,
-        ),
-        Fault(
-            "kill-policy", f"kill -9 of the policy endpoint, back after {SHORT_S} s",
-            kill_policy, lambda site: site.policy.start(), SHORT_S,
-        ),
-        Fault(
-            "kill-supervisor", f"kill -9 of the supervisor, `make gym-up` after {SHORT_S} s",
-            kill("supervisor"), start_graph_again, SHORT_S,
-        ),
-    ]  # fmt: skip
-
-
-def _stops() -> list[Fault]:
-    named = {**SERVERS, "policy": "the policy endpoint", "supervisor": "the supervisor"}
-    return [
+STOPPABLE = {**SERVERS, "policy": "the policy endpoint", "supervisor": "the supervisor"}
+# {mode: what the policy endpoint does, seconds that a trial may take}
+ANSWERS = {
+    "500": ("answers 500 for ever", 120),
+    "cut": ("closes in the middle of an answer", 120),
+    "garbage": ("sends garbage", 120),
+    "schema": ("answers in a wrong schema", 120),
+    "error": ("answers 200 with an error", 120),
+    "large": ("answers with 50 MB", 120),
+    "hang": ("hangs", 20),
+    "drip": ("sends one byte a second", 20),
+}
+ALL = (
+    *(Fault(f"kill-{name}", f"kill -9 of {what}", kill(name)) for name, what in SERVERS.items()),
+    Fault("kill-raylet", "kill -9 of Ray's node (raylet)", kill("raylet")),
+    Fault(
+        "kill-clients", "kill -9 of the session clients, every other one launched again",
+        kill_clients, start_every_other_again, 1,
+    ),
+    Fault(
+        "kill-policy", f"kill -9 of the policy endpoint, back after {SHORT_S} s",
+        lambda site: site.policy.end(), lambda site: site.policy.start(), SHORT_S,
+    ),
+    Fault(
+        "kill-supervisor", f"kill -9 of the supervisor, `make gym-up` after {SHORT_S} s",
+        kill("supervisor"), start_graph_again, SHORT_S,
+    ),
+    *(
         Fault(f"stop-{name}", f"SIGSTOP of {what} for {STOPPED_S} s", stop(name), go_on, STOPPED_S)
-        for name, what in named.items()
-    ]
-
-
-def _answers() -> list[Fault]:
-    kinds = {
-        "500": "answers 500 for ever",
-        "cut": "closes in the middle of an answer",
-        "garbage": "sends garbage",
-        "schema": "answers in a wrong schema",
-        "error": "answers 200 with an error",
-        "large": "answers with 50 MB",
-    }
-    slow = {"hang": "hangs", "drip": "sends one byte a second"}
-    return [
-        Fault(f"policy-{mode}", f"the policy endpoint {what}", tell(mode), tell("good"), None, deadline)
-        for deadline, group in ((120, kinds), (20, slow))
-        for mode, what in group.items()
-    ]
-
-
-def _limits() -> list[Fault]:
-    return [
-        Fault(
-            "disk-full", "the disk under the trial store is full for 15 s (ENOSPC)",
-            fill_disk, free_disk, 15, needs_small_disk=True,
-        ),
-        Fault(
-            "descriptors", f"the Gateway may open {SPARE_DESCRIPTORS} descriptors more, for 15 s",
-            bound_descriptors, free_descriptors, 15,
-        ),
-        Fault(
-            "clock-forward", "the servers' wall clock jumps 2 h forward", move_clock(2 * AN_HOUR_S), move_clock(0), None
-        ),
-        Fault("clock-back", "the servers' wall clock jumps 2 h back", move_clock(-2 * AN_HOUR_S), move_clock(0), None),
-    ]  # fmt: skip
-
-
-FAULTS = {fault.name: fault for fault in [*_kills(), *_stops(), *_answers(), *_limits()]}
+        for name, what in STOPPABLE.items()
+    ),
+    *(
+        Fault(f"policy-{mode}", f"the policy endpoint {what}", tell(mode), tell("good"), None, deadline_s)
+        for mode, (what, deadline_s) in ANSWERS.items()
+    ),
+    Fault(
+        "disk-full", "the disk under the trial store is full for 15 s (ENOSPC)",
+        fill_disk, lambda site: (site.graph.run_dir / "filler").unlink(), 15, needs_small_disk=True,
+    ),
+    Fault(
+        "descriptors", f"the Gateway may open {SPARE_DESCRIPTORS} descriptors more, for 15 s",
+        bound_descriptors, free_descriptors, 15,
+    ),
+    Fault("clock-forward", "the servers' wall clock jumps 2 h forward", move_clock(7200), move_clock(0), None),
+    Fault("clock-back", "the servers' wall clock jumps 2 h back", move_clock(-7200), move_clock(0), None),
+)  # fmt: skip
+FAULTS = {fault.name: fault for fault in ALL}

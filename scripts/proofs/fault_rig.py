@@ -52,11 +52,13 @@ class FaultRig:
     def suffer(self, fault: Fault, trials: int) -> dict[str, Any]:
         """The line of one fault. A rig that breaks under it has broken a rule, too."""
         self.up()
-        load = self.folder / "load"
-        seeds = lambda: observed_server.seeds(self.observed)  # noqa: E731
         try:
-            return suffer(fault, self.graph, self.policy, load, self.rows, trials, self.observed, seeds)
-        except (AssertionError, requests.RequestException) as error:  # a Gateway that stays away answers no question
+            return suffer(fault, self.graph, self.policy, self.folder / "load", self.rows, trials, self.observed)
+        except (
+            AssertionError,
+            Failure,
+            requests.RequestException,
+        ) as error:  # a Gateway that stays away answers no question
             broken = [f"{type(error).__name__}: {error}"]
             known = {"name": fault.name, "what": fault.what, "trials": trials, "held": False, "broken": broken}
             return known | {"ended": {}, "exits": {}, "words": {}, "back_s": 0}

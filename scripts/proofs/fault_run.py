@@ -12,14 +12,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common import net
 from inputs.rows import Row
+from proofs import observed_server
 from proofs.fault_judge import broken_rules, counted, last_words
-from proofs.fault_load import Evidence, Load, Policy
+from proofs.fault_load import Load, Policy
 from proofs.fault_matrix import Fault, Site
 from proofs.rig import Graph, eventually
 from servers import ports
@@ -79,7 +79,6 @@ def suffer(
     task_rows: list[Row],
     trials: int,
     observed: Path | None = None,
-    seeds: Callable[[], dict[str, int] | None] = lambda: None,
 ) -> dict[str, Any]:
     """Inject one fault while `trials` run: the line of the matrix."""
     graph.wait_ready()
@@ -94,11 +93,16 @@ def suffer(
         undone = inject(fault, site)
         load.wait()
         broken = wait_back(graph, health) + ([] if hit else ["no trial was under way when the fault came"])
-        evidence = load.evidence(seeds())
+        evidence = load.evidence(observed_server.seeds(observed) if observed else None)
     finally:
         health.end()
         load.end()
-    broken += judge(evidence, fault, graph)
+    cleanup_s = graph.settings.GATEWAY_CLEANUP_TIMEOUT_S
+    broken += [
+        f"{trial.request_id[:14]}…: {rule}"
+        for trial in evidence
+        for rule in broken_rules(trial, fault.deadline_s, cleanup_s)
+    ]
     if not broken:
         broken += probe(graph, policy, folder, task_rows)
     down_s = max(0.0, health.healthy_since - undone) if health.was_down and health.healthy_since else 0.0
@@ -140,15 +144,6 @@ def wait_back(graph: Graph, health: HealthSampler) -> list[str]:
         except AssertionError:
             broken.append(f"{words} within {BACK_WITHIN_S} s")
     return broken
-
-
-def judge(evidence: list[Evidence], fault: Fault, graph: Graph) -> list[str]:
-    cleanup_s = graph.settings.GATEWAY_CLEANUP_TIMEOUT_S
-    return [
-        f"{trial.request_id[:14]}…: {rule}"
-        for trial in evidence
-        for rule in broken_rules(trial, fault.deadline_s, cleanup_s)
-    ]
 
 
 def probe(graph: Graph, policy: Policy, folder: Path, task_rows: list[Row]) -> list[str]:

@@ -46,11 +46,6 @@ def seeds(folder: Path) -> dict[str, int]:
     return dict(Counter((folder / "seeds").read_text().splitlines()))
 
 
-def skew(folder: Path) -> None:
-    true_time = time.time
-    time.time = lambda: true_time() + float((folder / "clock").read_text())
-
-
 def note_seeds(folder: Path) -> None:
     from resources_servers.workplace_assistant.sessions import Sessions
 
@@ -68,7 +63,8 @@ def main() -> None:
     folder, program = Path(os.environ[OBSERVED]), Path(sys.argv[1]).resolve()
     del sys.argv[0]
     sys.path[0] = str(program.parent)
-    skew(folder)
+    true_time = time.time
+    time.time = lambda: true_time() + float((folder / "clock").read_text())
     if program.parent.name == "workplace_assistant":
         note_seeds(folder)
     runpy.run_path(str(program), run_name="__main__")

@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,12 +29,9 @@ from policy.model_api import answered, function_call, message
 LARGE_BYTES = 50 << 20
 
 
-def good(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(200, json.dumps(answer).encode())
-
-
-def status_500(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(500, b'{"error": "never"}')
+def sends(content: Callable[[dict[str, Any]], bytes], status: int = 200) -> Callable[[Handler, dict[str, Any]], None]:
+    """A mode that sends what `content` makes of the right answer."""
+    return lambda handler, answer: handler.send(status, content(answer))
 
 
 def hang(handler: Handler, answer: dict[str, Any]) -> None:
@@ -48,22 +46,6 @@ def cut(handler: Handler, answer: dict[str, Any]) -> None:
     handler.close_connection = True
 
 
-def garbage(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(200, bytes(range(256)))
-
-
-def wrong_schema(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(200, json.dumps(answer | {"output": [{"type": "function_call", "name": 7}]}).encode())
-
-
-def error_in_200(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(200, b'{"error": {"message": "overloaded"}}')
-
-
-def large(handler: Handler, answer: dict[str, Any]) -> None:
-    handler.send(200, b" " * LARGE_BYTES)
-
-
 def drip(handler: Handler, answer: dict[str, Any]) -> None:
     text = json.dumps(answer).encode()
     handler.send(200, text[:1], declared=len(text))
@@ -76,21 +58,16 @@ def drip(handler: Handler, answer: dict[str, Any]) -> None:
 
 
 MODES = {
-    "good": good,
-    "500": status_500,
+    "good": sends(lambda answer: json.dumps(answer).encode()),
+    "500": sends(lambda answer: b'{"error": "never"}', status=500),
     "hang": hang,
     "cut": cut,
-    "garbage": garbage,
-    "schema": wrong_schema,
-    "error": error_in_200,
-    "large": large,
+    "garbage": sends(lambda answer: bytes(range(256))),
+    "schema": sends(lambda answer: json.dumps(answer | {"output": [{"type": "function_call", "name": 7}]}).encode()),
+    "error": sends(lambda answer: b'{"error": {"message": "overloaded"}}'),
+    "large": sends(lambda answer: b" " * LARGE_BYTES),
     "drip": drip,
 }
-
-
-def turn_of(body: dict[str, Any]) -> int:
-    """How many tool calls of the rollout came before this model call."""
-    return sum(item.get("type") == "function_call_output" for item in body["input"])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -99,7 +76,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-        trial, turn = self.path.split("/")[1], turn_of(body)
+        trial = self.path.split("/")[1]
+        turn = sum(item.get("type") == "function_call_output" for item in body["input"])
         mode, pace_s = self.server.mode()
         self.server.note({"trial": trial, "turn": turn, "mode": mode, "time": time.time()})
         time.sleep(pace_s)

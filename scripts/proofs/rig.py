@@ -23,6 +23,7 @@ import requests
 
 from common import program
 from common import settings as variables
+from common.failure import Failure
 from inputs.rows import Row
 from servers import ports, processes
 
@@ -86,6 +87,15 @@ def eventually(check: Callable[[], Any], seconds: float = 20, every: float = 0.1
         assert time.monotonic() < end, f"not within {seconds} s: {getattr(check, '__name__', check)}"
         time.sleep(every)
     return result
+
+
+def pid_of(settings: variables.Settings, server: str) -> int:
+    """The process of a graph that listens on a server's port. Raises Failure."""
+    inodes = {inode for _, port, inode in ports.listening() if port == settings.port(server)}
+    pids = [process.pid for process in processes.ours(settings, "gym") if inodes & ports.sockets_of(process)]
+    if not pids:
+        raise Failure(f"nobody of the graph listens on port {settings.port(server)}")
+    return min(pids)
 
 
 class Server(requests.Session):
@@ -202,12 +212,7 @@ class Graph(Surface):
         return run_script("stop.py", self.env)
 
     def pid(self, server: str) -> int:
-        """The process that listens on a server's port."""
-        inodes = {inode for _, port, inode in ports.listening() if port == self.settings.port(server)}
-        for process in processes.ours(self.settings, "gym"):
-            if inodes & ports.sockets_of(process):
-                return process.pid
-        raise AssertionError(f"nobody listens for {server}")
+        return pid_of(self.settings, server)
 
     def kill(self, server: str) -> int:
         """Send SIGKILL; returns the pid."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common import terminal
-from common.failure import Failure
-from common.files import write_whole
+from common.files import in_words, write_whole
 from pages import inline
 from reports import reasons, samples, summary
 from reports.samples import Sample
@@ -30,24 +29,25 @@ Reason = dict[str, Any]
 
 def write(path: Path, source: samples.Source) -> dict[str, Any]:
     """Put the report at `path`. Returns the page's summary. Raises Failure."""
-    explained = _explained(source.samples)
+    explained, facts = _explained(source.samples), source.facts
+    repeats = facts.get("repeats")
+    about = (facts.get("model_reported") or facts.get("model"), facts.get("split"), repeats and f"{repeats} repeats")
     run = {
         "kind": source.kind,
         "title": source.name,
-        "about": _about(source.facts),
+        "about": [str(fact) for fact in about if fact],
         "label": LABELS[source.kind],
-        "facts": _flat(source.facts),
+        "facts": _flat(facts),
         "warnings": _warnings(source, explained),
         "samples": [_line(*pair) for pair in zip(source.samples, explained, strict=True)],
     } | summary.summary(source.samples, explained)
     page, _ = inline.load("report.html")
     head, _, tail = page.partition(inline.DATA_PLACE)
     tasks = (inline.data(f"t{row}", task) for row, task in _tasks(source.samples).items())
-    details = map(_details, range(len(source.samples)), source.samples, explained)
-    try:
+    kept = [{name: item[name] for name in ("output", "metrics", "usage", "request_id")} for item in source.samples]
+    details = (inline.data(f"s{nth}", kept[nth] | reason) for nth, reason in enumerate(explained))
+    with in_words(path, "; --out names another place"):
         write_whole(path, chain([head + inline.data("run", run)], tasks, details, [tail]))
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; --out names another place") from None
     return run
 
 
@@ -65,13 +65,6 @@ def _explained(items: list[Sample]) -> list[Reason]:
         bar.step()
     terminal.clear_line()
     return explained
-
-
-def _about(facts: dict[str, Any]) -> list[str]:
-    """What a reader wants to know first of a run, after its name."""
-    repeats = facts.get("repeats")
-    known = (facts.get("model_reported") or facts.get("model"), facts.get("split"), repeats and f"{repeats} repeats")
-    return [str(fact) for fact in known if fact]
 
 
 def _flat(config: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
@@ -138,8 +131,3 @@ def _items(prompt: str | list | None) -> list:
 def _tasks(items: list[Sample]) -> dict[int, dict[str, Any]]:
     """{row: {"input", "ground_truth"}}: what the samples of one row share, held once."""
     return {item["row"]: {"input": _items(item["input"]), "ground_truth": item["ground_truth"]} for item in items}
-
-
-def _details(nth: int, sample: Sample, reason: Reason) -> str:
-    kept = {name: sample[name] for name in ("output", "metrics", "usage", "request_id")}
-    return inline.data(f"s{nth}", kept | reason)

@@ -14,14 +14,13 @@ from evaluation import files
 from inputs import rows
 from policy import transcript
 from rollouts import runs
-from rollouts.samples import Sample as DumpedSample
-from rollouts.samples import number
+from rollouts.samples import Sample as EvaluationSample
 
 EVALUATION = (files.CONFIG, files.ROLLOUTS, files.FAILURES, files.RESULT)
 DUMPS = Path("rollout_result", "train")
 
 
-class Sample(DumpedSample):
+class Sample(EvaluationSample):
     """A sample of an evaluation or a dump: what a source does not hold is None, and `step` is a trainer's rollout."""
 
     step: int | None
@@ -72,9 +71,6 @@ def of_path(settings: Settings, path: Path) -> Source:
     return of_run(settings, runs.of_dumps(path.name, folder))
 
 
-# --- evaluations ---------------------------------------------------------------------------
-
-
 def of_evaluation(folder: Path) -> Source:
     """The result folder of `make eval`, finished or not."""
     evaluation = files.read_folder(folder)
@@ -92,9 +88,6 @@ def of_evaluation(folder: Path) -> Source:
 def _evaluated(item: Any) -> Sample:
     """A line of an evaluation as a sample."""
     return Sample(**{key: item.get(key) for key in Sample.__annotations__})
-
-
-# --- rollout dumps -------------------------------------------------------------------------
 
 
 def of_run(settings: Settings, run: runs.Run) -> Source:
@@ -128,27 +121,17 @@ def _dumped(item: Any, known: Mapping[Any, Mapping[str, Any]]) -> Sample:
     """A line of a rollout dump as a sample; `row` is its group until the rows are numbered."""
     row = known.get(item.get("row_id"), {})
     row = row if row.get("category") == item.get("category") else {}
-    tokens = item.get("prompt_token_count"), item.get("response_token_count")
-    reward = item["reward"] if number(item["reward"]) else None
+    sample = files.sample_of(item, item.get("group_id"), item.get("sample_index"))
     error = {"code": str(item["truncated_by"])} if item.get("truncated_by") else None
-    if item.get("error") or reward is None:
+    if sample["reward"] is None:
         error = {"code": "no_reward", "cause": str(item.get("error") or f"reward {item['reward']!r}")}
     return {
-        "row": item.get("group_id"),
-        "row_id": item.get("row_id"),
-        "category": item.get("category"),
-        "repeat": item.get("sample_index"),
+        **sample,
         "step": item.get("rollout_id"),
-        "status": item["status"],
-        "reward": None if item.get("error") else reward,
         "error": error,
-        "seconds": item.get("seconds"),
-        "usage": None if None in tokens else {"input_tokens": tokens[0], "output_tokens": tokens[1]},
-        "metrics": {"model_calls": item["agent_turns"]},
-        "request_id": item.get("request_id"),
         "input": item.get("input") or row.get(rows.WRAPPER, {}).get("input"),
         "ground_truth": row.get("ground_truth") if item.get("ground_truth") is None else item["ground_truth"],
-        "output": transcript.paired(transcript.items(str(item["response"] or ""))),
+        "output": transcript.paired(sample["output"] or []),
     }
 
 

@@ -49,9 +49,6 @@ def _note(graded: list[Sample]) -> str:
     return f"{note}; doing nothing passes {floor} of {len(known)} rows ({100 * floor / len(known):.1f} %)"
 
 
-# --- figures: (label, value, note) ---------------------------------------------------------
-
-
 def _counts(samples: list[Sample], graded: list[Sample]) -> list[tuple[str, str, str]]:
     passed = sum(passed for passed, _ in metrics.per_row(graded))
     return [
@@ -91,12 +88,10 @@ def _behaviour(samples: list[Sample], reasons: list[dict[str, Any]]) -> Iterator
         yield ("Output tokens", f"{statistics.fmean(tokens):,.0f}", "a sample")
 
 
-# --- plots ---------------------------------------------------------------------------------
-
-
 def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield _by("Pass rate by category", graded, lambda sample: sample["category"], filters=True)
-    yield _by("Pass rate by ground-truth calls", graded, _truth_calls)
+    known = [sample for sample in graded if sample["ground_truth"] is not None]
+    yield _by("Pass rate by ground-truth calls", known, lambda sample: len(sample["ground_truth"] or []))
     if len({sample["step"] for sample in samples}) > 1:
         yield _by("Pass rate by rollout", graded, lambda sample: sample["step"])
     differing = Counter(
@@ -109,10 +104,6 @@ def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, 
         (sample["error"] or {}).get("code") or sample["status"] for sample in samples if sample["reward"] is None
     )
     yield _counted("Ended without a reward", ends, "samples by code; never counted as zeros", "warn")
-
-
-def _truth_calls(sample: Sample) -> int | None:
-    return None if sample["ground_truth"] is None else len(sample["ground_truth"])
 
 
 def _by(title: str, graded: list[Sample], key: Callable[[Sample], Any], filters: bool = False) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -83,21 +84,16 @@ def _rest(group: int) -> list[int]:
 
 
 def _in(pid: int, group: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, _, number = file.read().rpartition(b")")[2].split()[:3]
-    except OSError:
-        # It ended after it was listed.
-        return False
-    return int(number) == group and state != b"Z"
+    with suppress(OSError):  # it ended after it was listed
+        state, _, number = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:3]
+        return int(number) == group and state != b"Z"
+    return False
 
 
 def _signal_group(group: int, number: int) -> None:
-    try:
+    # If only the unreaped leader is left, it needs no signal.
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        # Only the unreaped leader is left, which needs no signal.
-        return
 
 
 class Agents:

@@ -18,7 +18,7 @@ from typing import Any
 
 from common import terminal
 from common.failure import Failure
-from common.files import write_whole
+from common.files import in_words, write_whole
 from policy.model_api import Session
 from policy.transcript import transcript
 from rollouts.samples import DUMPED, DumpRecord, fit, row_key
@@ -123,11 +123,9 @@ class Dump:
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         if path.exists():
             raise Failure(f"{path}: exists; a dump is not written over, name another")
-        try:
+        with in_words(self.partial):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.partial.open("w", encoding="utf-8")
-        except OSError as error:
-            raise Failure(f"{self.partial}: {error.strerror}") from None
 
     def add(self, item: DumpRecord) -> None:
         self._file.write(json.dumps(item) + "\n")
@@ -150,10 +148,8 @@ def _is_record(item: Any) -> bool:
 def read_dump(path: Path) -> list[DumpRecord]:
     """The records of a dump. Raises Failure with file and line; a last line that is still being written is left out."""
     records: list[DumpRecord] = []
-    try:
+    with in_words(path, "; `make smoke` or `make train` writes one"):
         lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}; `make smoke` or `make train` writes one") from None
     for number, line in enumerate(lines, 1):
         try:
             item = json.loads(line)

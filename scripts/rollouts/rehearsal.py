@@ -49,9 +49,7 @@ KINDS_SHOWN = 5
 
 
 def command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = variables.command_line(__doc__)
     add = parser.add_argument
     add("--prompt-data", type=Path, required=True, metavar="FILE", help="rows as the trainer reads them")
     add("--agent-command", required=True, metavar="CMD", help="started once a sample, by /bin/bash -lc")
@@ -66,16 +64,12 @@ def command_line() -> argparse.Namespace:
     args = parser.parse_args()
     if args.n_samples_per_prompt < 1 or args.concurrency < 1 or not 0 < args.agent_timeout < math.inf:
         parser.error("--n-samples-per-prompt and --concurrency are at least 1, --agent-timeout is above 0")
-    args.agent_env = _agent_environment(parser, args.agent_env)
-    return args
-
-
-def _agent_environment(parser: argparse.ArgumentParser, pairs: list[str]) -> dict[str, str]:
-    given = {name: text for name, _, text in (pair.partition("=") for pair in pairs)}
-    for name in given:
-        if not name.isidentifier() or name.startswith(launch.PREFIX) or f"{name}={given[name]}" not in pairs:
+    pairs = [pair.partition("=") for pair in args.agent_env]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier() or name.startswith(launch.PREFIX):
             parser.error(f"--agent-env: {name[:80]!r} is no NAME=value pair, or begins with RELAX_, which is reserved")
-    return given
+    args.agent_env = {name: text for name, _, text in pairs}
+    return args
 
 
 def choose_policy(name: str, timeout_s: float) -> Callable[[model_api.Session, dict[str, Any]], dict[str, Any]]:

@@ -75,13 +75,9 @@ def rehearsals(settings: Settings) -> list[Path]:
     return list(rehearsal_dumps(settings).glob("*.jsonl"))
 
 
-def records(settings: Settings) -> list[Path]:
-    return list((settings.EXP_DIR / RUN_NAME / "runs").glob("*.json"))
-
-
 def newest(settings: Settings) -> Run:
     """The newest run. Raises Failure if there is none."""
-    paths = rehearsals(settings) + records(settings)
+    paths = rehearsals(settings) + list((settings.EXP_DIR / RUN_NAME / "runs").glob("*.json"))
     if not paths:
         raise Failure(f"{settings.EXP_DIR}: no run there; `make smoke` rolls the rows out, `make train` trains")
     path = max(paths, key=lambda path: path.stat().st_mtime)

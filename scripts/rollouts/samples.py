@@ -73,45 +73,39 @@ def _place(value: Any) -> bool:
 
 
 def _name(value: Any) -> bool:
-    return value is None or isinstance(value, str) or number(value)
-
-
-def _calls(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list)
-        and all(
-            isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), str)
-            for call in value
-        )
-    )
-
-
-def _items(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or holds(value)
+    return isinstance(value, str) or number(value)
 
 
 def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _items(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_object, value))
+
+
+def _calls(value: Any) -> bool:
+    return _items(value) and all(isinstance(call.get(key), str) for call in value for key in ("name", "arguments"))
+
+
 def _usage(value: Any) -> bool:
-    return isinstance(value, dict) and all(count is None or _place(count) for count in value.values())
+    return _object(value) and all(map(_optional(_place), value.values()))
 
 
 def _prompt(value: Any) -> bool:
     return isinstance(value, str) or _items(value)
 
 
-NAMED = dict.fromkeys(("row_id", "category", "status"), _name)
-SHARED = {"seconds": _optional(number), "ground_truth": _calls, "input": _optional(_prompt)}
+def _optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+NAMED = dict.fromkeys(("row_id", "category", "status"), _optional(_name))
+SHARED = {"seconds": _optional(number), "ground_truth": _optional(_calls), "input": _optional(_prompt)}
 FAILURE = NAMED | SHARED | {"row": _place, "repeat": _place, "error": _optional(_object)}
 SAMPLE = FAILURE | {"reward": number, "output": _items, "metrics": _object, "usage": _optional(_usage)}
 COUNTED = dict.fromkeys(("prompt_token_count", "response_token_count", "sample_index", "rollout_id"), _optional(_place))
-DUMPED = NAMED | SHARED | COUNTED | {"group_id": _name}
+DUMPED = NAMED | SHARED | COUNTED | {"group_id": _optional(_name)}
 
 
 def fit(record: Mapping[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> bool:

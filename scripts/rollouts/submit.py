@@ -16,7 +16,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ from cluster import follow, foreground, jobs, nodes
 from common import program, terminal
 from common import settings as variables
 from common.failure import Failure
-from common.files import write_whole
+from common.files import write_private, write_whole
 from common.settings import ROOT, Settings
 from gateway import trial_request
 from rollouts import prompts, runs
@@ -35,13 +35,9 @@ OPTIONS = (
     "SPLIT", "LIMIT", "NEMO_GYM_SOURCE_DATA", "REHEARSAL_POLICY", "NEMO_GYM_N_SAMPLES_PER_PROMPT", "REHEARSAL_SAMPLES",
     "REHEARSAL_CONCURRENCY", "AGENT_TIMEOUT_S", "RAY_ADDRESS", "MODEL_URL", "MODEL",
 )  # fmt: skip
+PROMPTS = "prompts.jsonl"
 SECRETS = ("GATEWAY_TOKEN", "MODEL_API_KEY")
-CPUS = 1
 WIDTH = 160
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cpus", type=float, default=CPUS, metavar="N", help=f"CPUs the driver asks for [{CPUS}]")
 
 
 def dashboard_url(settings: Settings) -> str:
@@ -61,10 +57,6 @@ def samples(settings: Settings) -> int:
     return settings.NEMO_GYM_N_SAMPLES_PER_PROMPT if given else settings.REHEARSAL_SAMPLES
 
 
-def prompts_path(job: jobs.Job) -> Path:
-    return job.folder / "prompts.jsonl"
-
-
 def entrypoint(settings: Settings, job: jobs.Job) -> str:
     """The job's command line; it shows no credential."""
     names = [name for name in trial_request.NAMES if name.startswith("NEMO_GYM_") and name != "NEMO_GYM_URL"]
@@ -72,7 +64,7 @@ def entrypoint(settings: Settings, job: jobs.Job) -> str:
     agent = shlex.join(["exec", *program.stage("session_client")])
     wrapper = program.stage("job", "--secrets", str(job.folder / "secrets.json"))
     driver = program.room("rollouts.rehearsal", "--policy", settings.REHEARSAL_POLICY)
-    driver += ["--prompt-data", str(prompts_path(job))]
+    driver += ["--prompt-data", str(job.folder / PROMPTS)]
     driver += ["--agent-command", agent, "--agent-cwd", str(ROOT)]
     driver += ["--agent-env", f"NEMO_GYM_URL={settings.gateway_urls[0]}", *gym]
     driver += ["--agent-timeout", str(settings.AGENT_TIMEOUT_S)]
@@ -119,8 +111,8 @@ def run_job(settings: Settings, job: jobs.Job, lines: list[str], cpus: float) ->
     partial = dump.with_name(dump.name + ".partial")
     output = Output(settings.RUN_DIR / "logs" / f"{job.id}.log", partial, len(lines) * samples(settings))
     terminal.say(f"job {job.id} at {job.dashboard.url}, log {output.path}")
-    write_whole(prompts_path(job), lines)
-    jobs.write_private(job.folder / "secrets.json", {name: settings.texts[name] for name in SECRETS})
+    write_whole(job.folder / PROMPTS, lines)
+    write_private(job.folder / "secrets.json", json.dumps({name: settings.texts[name] for name in SECRETS}))
     job.submit(entrypoint(settings, job), job_variables(settings), cpus)
     info = follow.follow(job, settings.JOB_PENDING_TIMEOUT_S, cpus, output.show, output.tell)
     terminal.say(f"Ray job {info['status']}: {job.id}")
@@ -131,7 +123,7 @@ def run_job(settings: Settings, job: jobs.Job, lines: list[str], cpus: float) ->
 
 
 def main() -> int:
-    settings, args = variables.from_command_line(__doc__, *OPTIONS, configure=add_options)
+    settings, args = variables.from_command_line(__doc__, *OPTIONS, options=foreground.CPUS_OPTION)
     lines = prompts.of_rows(settings.rows_path(), settings.LIMIT)
     if settings.REHEARSAL_POLICY == "endpoint" and not settings.MODEL_URL:
         raise Failure("REHEARSAL_POLICY=endpoint needs MODEL_URL, the endpoint that plays the policy")

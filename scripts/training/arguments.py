@@ -13,6 +13,7 @@ Which flags the trainer has is not known here. It runs under the trainer's Pytho
 from __future__ import annotations
 
 import json
+import operator
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from common.settings import ROOT, Settings
 
 MODEL_NAME = "Qwen3-4B"
 REFERENCE = re.compile(r"\$\{(\w+)\}")
+SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 FLAG = re.compile(r"[a-z0-9][a-z0-9-]*")
 # Stands in the arguments until the job has a file for the Gateway's token.
 TOKEN_FILE = "${GATEWAY_TOKEN_FILE}"
@@ -94,16 +96,13 @@ def read_arguments(path: Path, known: dict[str, str], tracking: bool = False) ->
         raise Failure(f"{path}: {error.strerror} (TRAIN_ARGUMENTS)") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise Failure(f"{path}{f':{mark.line + 1}' if mark else ''}: not YAML: {_cause(error)}") from None
+        cause = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
+        raise Failure(f"{path}{f':{mark.line + 1}' if mark else ''}: not YAML: {cause}") from None
     parts = dict(_pairs(tree, path, str))
     if unknown := set(parts) - {"arguments", "tracking"} or {"arguments"} - set(parts):
         raise Failure(f"{path}: the parts are `arguments` and `tracking`; see to {', '.join(sorted(unknown))}")
     wanted = [parts["arguments"]] + ([parts["tracking"]] if tracking and "tracking" in parts else [])
-    return [(flag, _texts(node, path, known)) for part in wanted for flag, node in _pairs(part, path, _flag)]
-
-
-def _cause(error: Exception) -> str:
-    return " ".join(str(getattr(error, "problem", None) or error).split())[:200]
+    return [(flag, _texts(node, path, known)) for part in wanted for flag, node in _pairs(part, path, FLAG.fullmatch)]
 
 
 def _pairs(node: yaml.Node | None, path: Path, check: Callable[[str], object]) -> Iterator[tuple[str, yaml.Node]]:
@@ -116,10 +115,6 @@ def _pairs(node: yaml.Node | None, path: Path, check: Callable[[str], object]) -
             raise Failure(f"{path}{_line(key)}: {key.value!r} stands twice or is no flag without its dashes")
         seen.add(key.value)
         yield key.value, value
-
-
-def _flag(text: str) -> object:
-    return FLAG.fullmatch(text)
 
 
 def _line(node: yaml.Node | None) -> str:
@@ -152,7 +147,15 @@ def contradictions(arguments: Arguments, settings: Settings, task: Task) -> list
     """The inequalities between budgets that do not hold, a line each."""
     # check_numbers has refused a budget that is missing.
     number = {flag: _number(texts) or 0.0 for flag, texts in arguments}
-    faults = [line for left, sign, right in BUDGETS if (line := _compare(number, left, sign, right))]
+    compared = [(left, number[left], sign, right, number[right]) for left, sign, right in BUDGETS]
+    deadline_s, lease_s = settings.NEMO_GYM_DEADLINE_S, settings.NEMO_GYM_LEASE_S
+    compared.append(("AGENT_TIMEOUT_S", number["agent-timeout"], ">", "NEMO_GYM_DEADLINE_S", deadline_s))
+    compared.append(("NEMO_GYM_LEASE_S", lease_s, "<=", "NEMO_GYM_DEADLINE_S", deadline_s))
+    faults = [
+        f"{left} {a:g} {sign} {right} {b:g} does not hold"
+        for left, a, sign, right, b in compared
+        if not SIGNS[sign](a, b)
+    ]
     whole = number["rollout-batch-size"] * number["n-samples-per-prompt"]
     if whole % number["global-batch-size"]:
         faults.append(
@@ -161,7 +164,6 @@ def contradictions(arguments: Arguments, settings: Settings, task: Task) -> list
         )
     if number["rollout-batch-size"] > task.count:
         faults.append(f"rollout-batch-size {task.batch} <= rows {task.count} does not hold")
-    faults += _time_faults(number["agent-timeout"], settings)
     return faults
 
 
@@ -171,22 +173,6 @@ BUDGETS = (
     ("max-tokens-per-gpu", ">=", "rollout-max-context-len"),
     ("log-probs-max-tokens-per-gpu", ">=", "rollout-max-context-len"),
 )
-
-
-def _compare(number: dict[str, float], left: str, sign: str, right: str) -> str | None:
-    a, b = number[left], number[right]
-    holds = {"<": a < b, "<=": a <= b, ">=": a >= b}[sign]
-    return None if holds else f"{left} {a:g} {sign} {right} {b:g} does not hold"
-
-
-def _time_faults(agent_timeout: float, settings: Settings) -> list[str]:
-    deadline, lease = settings.NEMO_GYM_DEADLINE_S, settings.NEMO_GYM_LEASE_S
-    faults = []
-    if not agent_timeout > deadline:
-        faults.append(f"AGENT_TIMEOUT_S {agent_timeout:g} > NEMO_GYM_DEADLINE_S {deadline:g} does not hold")
-    if lease > deadline:
-        faults.append(f"NEMO_GYM_LEASE_S {lease:g} <= NEMO_GYM_DEADLINE_S {deadline:g} does not hold")
-    return faults
 
 
 def _number(texts: list[str]) -> float | None:
@@ -222,19 +208,13 @@ def describe(arguments: Arguments, settings: Settings, task: Task) -> list[tuple
     first = {flag: texts[0] for flag, texts in arguments if texts}
     lengths = "prompt {rollout-max-prompt-len}, answer {rollout-max-response-len}, history {rollout-max-context-len}"
     step = "{rollout-batch-size} rows x {n-samples-per-prompt} samples, {global-batch-size} samples a step"
+    most = f"a Gateway runs WORKPLACE_ASSISTANT_MAX_CONCURRENCY={settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY}"
+    wait, deadline_s = "the others wait within their deadline", settings.NEMO_GYM_DEADLINE_S
     lines = [
         ("rollouts", f"{first['num-rollout']} of {step.format_map(first)}; {task.total_samples} samples in all"),
         ("tokens", f"{lengths.format_map(first)}, on a GPU {first['max-tokens-per-gpu']}"),
-        (
-            "times",
-            f"trial {settings.NEMO_GYM_DEADLINE_S:g} s, lease {settings.NEMO_GYM_LEASE_S:g} s, "
-            f"agent {first['agent-timeout']} s",
-        ),
-        (
-            "concurrency",
-            f"{task.batch * task.samples} samples at once; a Gateway runs WORKPLACE_ASSISTANT_MAX_CONCURRENCY="
-            f"{settings.WORKPLACE_ASSISTANT_MAX_CONCURRENCY} of them, the others wait within their deadline",
-        ),
+        ("times", f"trial {deadline_s:g} s, lease {settings.NEMO_GYM_LEASE_S:g} s, agent {first['agent-timeout']} s"),
+        ("concurrency", f"{task.batch * task.samples} samples at once; {most} of them, {wait}"),
     ]
     if task.samples == 1:
         lines.append(("note", "one sample a prompt has no advantage in GRPO: this proves the chain, it trains nothing"))

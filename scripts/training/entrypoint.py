@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from cluster import jobs
+from cluster import foreground, jobs
 from common.failure import Failure
 from common.files import write_whole
 from rollouts import runs
@@ -67,17 +67,14 @@ class Entrypoint:
                 os.killpg(self.child.pid, self.signalled)
             status = self.child.wait()
         if self.signalled:
-            self._stop_left_behind()
+            for job in jobs.open_jobs(self.settings.RUN_DIR):
+                if job.id not in self.earlier:
+                    job.stop_and_tell()
+                    job.close()
             return 128 + self.signalled
         if status == LOCKED:
             raise Failure("the trainer's entrypoint is locked by another submission on this machine (75); wait for it")
         return status if status >= 0 else 128 - status
-
-    def _stop_left_behind(self) -> None:
-        for job in jobs.open_jobs(self.settings.RUN_DIR):
-            if job.id not in self.earlier:
-                job.stop_and_tell()
-                job.close()
 
 
 def write_submission(plan: Plan) -> Path:
@@ -93,7 +90,7 @@ def write_submission(plan: Plan) -> Path:
         "job": {
             "submission_id": "train-<time>-<process>-<random>",
             "entrypoint": submit.entrypoint(settings, prompts, words),
-            "entrypoint_num_cpus": submit.CPUS,
+            "entrypoint_num_cpus": foreground.CPUS,
             "runtime_env": {
                 "RUNTIME_ENV_JSON": "what the entrypoint gives, and:",
                 "py_executable": str(settings.RELAX_PYTHON),

@@ -42,7 +42,10 @@ def look(plan: Plan) -> dict[str, Any]:
         raise Failure(f"{error.filename}: {error.strerror}") from None
     finally:
         probe.unlink(missing_ok=True)
-        _leave(job)
+        if job.submitted and not job.ended:
+            job.stop()
+        job.ended = True
+        job.close()
     faults = [f"node {name}: {fault}" for name, its_faults in result["nodes"].items() for fault in its_faults]
     if faults := faults + result["trials"]:
         raise Failure("\nerror: ".join(faults))
@@ -93,11 +96,3 @@ def _run(job: jobs.Job, settings: Settings, spec: node_check.Spec) -> dict[str, 
         end = "\n".join(f"  | {line[:300]}" for line in lines[-TAIL_LINES:])
         raise Failure(f"the look at the nodes ended {info['status']} without a result; its last lines:\n{end}")
     return json.loads(results[-1].removeprefix(node_check.MARK))
-
-
-def _leave(job: jobs.Job) -> None:
-    """Stop the job where it still runs, and forget it."""
-    if job.submitted and not job.ended:
-        job.stop()
-    job.ended = True
-    job.close()

@@ -154,11 +154,10 @@ class Plan:
 
     def model(self) -> None:
         model = self.settings.MODEL_DIR / arguments.MODEL_NAME
-        lacking = [
-            name for name in MODEL_FILES[:2] if not (model / name).is_file() or not (model / name).stat().st_size
-        ]
+        files = [model / name for name in MODEL_FILES[:2]]
+        lacking = [path for path in files if not path.is_file() or not path.stat().st_size]
         if lacking:
-            self.faults.append(f"{model}/{lacking[0]}: not there or empty; set MODEL_DIR, or make model")
+            self.faults.append(f"{lacking[0]}: not there or empty; set MODEL_DIR, or make model")
         self.note("model", model)
 
     def services(self) -> None:
@@ -166,9 +165,8 @@ class Plan:
         for url in self.settings.gateway_urls:
             ready, answer = readyz(url)
             if not ready:
-                self.faults.append(
-                    f"{url}/readyz: {'not ready' if answer else 'no answer'}; make gym-up, or set GYM_HOST"
-                )
+                state = "not ready" if answer else "no answer"
+                self.faults.append(f"{url}/readyz: {state}; make gym-up, or set GYM_HOST")
                 continue
             self.gateways.append({"url": url, "epoch": answer.get("service_epoch")})
             fingerprints[url] = json.dumps(answer.get("environment"), sort_keys=True)

@@ -46,10 +46,6 @@ class Progress:
         index = item.get("sample_index")
         return index // self.task.samples if isinstance(index, int) else None
 
-    def done_rollouts(self) -> int:
-        counts = Counter(item.get("rollout_id", 0) for item in self.samples)
-        return sum(count >= self.task.batch * self.task.samples for count in counts.values())
-
     def mixed_share(self) -> float | None:
         """Of the prompts with several rewards, the share whose rewards differ; None without such a prompt."""
         groups: dict[Any, list[float]] = {}
@@ -63,9 +59,10 @@ class Progress:
         samples = self.samples
         rewards = [item["reward"] for item in samples if _scored(item)]
         failed = sum(not _scored(item) or item.get("status") in ("failed", "aborted") for item in samples)
-        mixed = self.mixed_share()
+        mixed, a_rollout = self.mixed_share(), self.task.batch * self.task.samples
+        counts = Counter(item.get("rollout_id", 0) for item in samples).values()
         parts = [
-            f"rollouts {self.done_rollouts()}/{self.task.rollouts}",
+            f"rollouts {sum(count >= a_rollout for count in counts)}/{self.task.rollouts}",
             f"samples {len(samples)}/{self.task.total_samples}",
             f"mean reward {f'{sum(rewards) / len(rewards):.3f}' if rewards else 'none'}",
             f"mixed groups {'none' if mixed is None else f'{mixed:.0%}'}",
@@ -117,7 +114,11 @@ class Watch:
     def tell(self, status: str) -> None:
         """Read the dump and redraw; `status` is the job's, "unknown" while Ray's dashboard does not answer."""
         now = time.monotonic()
-        self._tell_of_dashboard(status)
+        if status == "unknown" and self.status != status:
+            terminal.say("Ray's dashboard does not answer; the job goes on without it, and it is asked again")
+        elif self.status == "unknown" and self.status != status:
+            terminal.say(f"Ray's dashboard answers again; the job is {status}")
+        self.status = status
         if now - self.drawn < REDRAW_S:
             return
         self.drawn = now
@@ -130,13 +131,6 @@ class Watch:
                 f"alarm: no output and no sample for {now - self.stirred:.0f} s (TRAIN_STALL_S); the job is {status}, "
                 f"{self.progress.line()}; log {self.path}"
             )
-
-    def _tell_of_dashboard(self, status: str) -> None:
-        if status == "unknown" and self.status != status:
-            terminal.say("Ray's dashboard does not answer; the job goes on without it, and it is asked again")
-        elif self.status == "unknown" and self.status != status:
-            terminal.say(f"Ray's dashboard answers again; the job is {status}")
-        self.status = status
 
     def look(self) -> None:
         for name, anew, items in self.reader.read():

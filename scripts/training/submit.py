@@ -20,7 +20,6 @@ the standard library and what comes with Ray.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -33,23 +32,20 @@ from cluster.worker_logs import worker_tails
 from common import program, terminal
 from common import settings as variables
 from common.failure import Failure
-from common.files import write_whole
+from common.files import write_private, write_whole
 from common.settings import Settings, read_token
 from gateway import trial_request
 from rollouts import growth, runs
 from training import arguments, plan, progress
 
-CPUS = 1
 # A head node's dashboard may take minutes to come back, and the job does not need it.
 SILENCE_S = 900
 ENTRYPOINT_VARIABLES = ("RUNTIME_ENV_JSON", "MODEL_CONFIG_DIR", "RELAX_ENTRYPOINT_MODE")
 MODULE = "relax.entrypoints.train"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan that make train wrote [made here]")
-    parser.add_argument("--cpus", type=float, default=CPUS, metavar="N", help=f"CPUs the driver asks for [{CPUS}]")
-    parser.add_argument("model", nargs="*", metavar="MODEL_ARG", help="after --: the trainer's MODEL_ARGS")
+OPTIONS = foreground.CPUS_OPTION | {
+    "--plan": {"type": Path, "metavar": "FILE", "help": "the plan that make train wrote [made here]"},
+    "model": {"nargs": "*", "metavar": "MODEL_ARG", "help": "after --: the trainer's MODEL_ARGS"},
+}
 
 
 def checkout() -> Path:
@@ -102,10 +98,8 @@ def write_token(settings: Settings, folder: Path) -> Path | None:
     token = read_token(settings)
     if not token:
         return None
-    path = folder / "token"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
-    return path
+    write_private(folder / "token", token + "\n")
+    return folder / "token"
 
 
 class Run:
@@ -179,7 +173,7 @@ class Run:
 
 
 def main() -> int:
-    settings, args = variables.from_command_line(__doc__, configure=add_options)
+    settings, args = variables.from_command_line(__doc__, options=OPTIONS)
     relax_root = checkout()
     if not args.model:
         raise Failure(f"{os.environ['MODEL_CONFIG_DIR']}/qwen3-4B.sh gave no MODEL_ARGS")

@@ -72,7 +72,8 @@ def quirky(tmp_path_factory, example_rows):
 def test_a_reward_is_the_policys_or_there_is_none(graph, quirky, name, tmp_path, monkeypatch):
     url, source = quirky
     given = graph.env | {
-        "MODEL_URL": f"{url}/{name}", "MODEL": "m", "WIRE": "chat" if name.startswith(("c_", "reason_only")) else "responses",
+        "MODEL_URL": f"{url}/{name}", "MODEL": "m",
+        "WIRE": "chat" if name.startswith(("c_", "reason_only")) else "responses",
         "NEMO_GYM_SOURCE_DATA": str(source), "DATA_ROOT": str(tmp_path), "EVAL_NAME": name, "EVAL_PREFLIGHT": "4",
         "NEMO_GYM_DEADLINE_S": "40", "EVAL_CONCURRENCY": "5",
     }  # fmt: skip
