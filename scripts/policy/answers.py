@@ -207,6 +207,8 @@ def _item(item: Any, place: str, fault: Callable[[str, str], EndpointFault]) -> 
     if not isinstance(item, dict):
         raise fault("schema", f"gave {place} as {name_of(item)}")
     kind = item.get("type") or ("function_call" if "arguments" in item else "message" if "content" in item else None)
+    if not isinstance(kind, str):
+        raise fault("schema", f"gave {place} of a type that is {name_of(kind)}")
     if kind == "function_call":
         name, arguments = _call(item, place, fault)
         identity = _identity(item.get("call_id") or item.get("id"))

@@ -147,7 +147,7 @@ def test_a_dump_is_read_in_the_shape_of_an_evaluation(tmp_path):
         record(0, row_id=7, category="c", reward=0.0),
         record(1, row_id=8, category="d", response="<tool_call>\n{broken\n</tool_call>"),
         record(2, row_id=7, category="c", status="truncated"),
-        record(3, row_id=8, reward=None, error="agent exited with 1", status="failed"),
+        record(3, row_id=8, category="d", reward=None, error="agent exited with 1", status="failed"),
     ]
     path.write_text("".join(json.dumps(item) + "\n" for item in records))
     evaluation = files.read(path)

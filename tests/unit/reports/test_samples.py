@@ -78,7 +78,10 @@ def test_no_run_at_all_names_the_command(tmp_path):
 
 def test_a_rows_file_gives_the_ground_truth_only_for_the_same_id_and_category(tmp_path):
     row = {"id": 7, "category": "workplace_assistant_email", "environment_name": "workplace_assistant"}
-    row |= {"ground_truth": report_runs.truth(DELETE), "responses_create_params": {"input": [{"content": "do"}]}}
+    row |= {
+        "ground_truth": report_runs.truth(DELETE),
+        "responses_create_params": {"input": [{"role": "user", "content": "do"}]},
+    }
     rows_file = write_lines(tmp_path / "rows.jsonl", [row])
     lines = [dumped(row_id=7, category=category, reward=1.0) for category in (row["category"], "other")]
     dump = write_lines(tmp_path / "dump.jsonl", lines)

@@ -387,7 +387,7 @@ def test_a_gateway_without_trajectories_is_refused(place, monkeypatch):
         (lambda asked: Reply([("tool_0", '{"a": 1}}')]), "chat", ["unparsable 8", "text behind the arguments"]),
         (lambda asked: Reply([("tool_0", "[]")]), "responses", ["unparsable 8", "not an object"]),
         (as_text, "chat", ["left in the text 8", "--tool-call-parser hermes", "SGLang --tool-call-parser qwen"]),
-        (empty_list, "chat", ["empty list 8", "finish_reason tool_calls", "--enable-auto-tool-choice"]),
+        (empty_list, "chat", ["empty list 8", "finish_reason 'tool_calls'", "--enable-auto-tool-choice"]),
         (lambda asked: Reply(text="Sure!"), "responses", ["no call 8", "'Sure!'"]),
         (lambda asked: Reply(status=500) if asked.number else right(asked), "responses", ["failed 8", "500"]),
     ],
