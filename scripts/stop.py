@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""End everything this clone started: the jobs it submitted, both Rays, the graph.
+"""End what this clone started with this RUN_DIR: the jobs it submitted, both Rays, the graph.
 
 Jobs are stopped first, wherever their cluster is, and each is confirmed to be over by its status.
 A job that is not confirmed is named, the rest is stopped all the same, and the exit status says so.
 Of processes on this machine, only those are signalled that carry our mark or descend from one that
-does; a second call finds nothing to do. Takes up to ten seconds, and a minute for a job that does
-not end. Trial records and logs stay under RUN_DIR.
+does; a second call finds nothing to do. Takes some seconds, half a minute where the Gateway
+cleans up after its trials, and a minute for a job that does not end. Trial records and logs stay under
+RUN_DIR. The trainer's container of `make ray-up` stays: docker rm -f relax-train.
 
     make stop
 """

@@ -41,9 +41,9 @@ def of_dump(path: Path) -> Run:
 
 
 def of_dumps(name: str, folder: Path) -> Run:
-    """The run whose dumps lie in a folder. Raises Failure with file and line."""
+    """The run whose dumps lie in a folder; its samples are named by their number. Raises Failure."""
     records = dump.read_dumps(sorted(folder.glob("*.jsonl")))
-    return Run(name, folder, [(f"{folder}:{number}", item) for number, item in enumerate(records, 1)])
+    return Run(name, folder, [(f"{folder}, sample {number}", item) for number, item in enumerate(records, 1)])
 
 
 def of_record(path: Path) -> Run:

@@ -58,7 +58,7 @@ class Entrypoint:
         environment = self.environment()
         folder = self.settings.RUN_DIR / "train"
         folder.mkdir(parents=True, exist_ok=True)
-        # Written once, read by the entrypoint; nobody else can enter the folder.
+        # Written once; submit.py reads it under the entrypoint. Nobody else can enter the folder.
         with tempfile.TemporaryDirectory(prefix="plan-", dir=folder) as private:
             path = self.plan.decided().write(Path(private))
             command = inside(self.settings, [*self.plan.command(), "--plan", str(path)], environment)

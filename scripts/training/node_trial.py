@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Play one trial at each Gateway from the node that will serve the model, with a policy that does nothing.
 
 node_check.py starts it on the cluster's head with its specification on stdin. A trial that ends well shows that

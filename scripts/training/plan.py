@@ -1,4 +1,4 @@
-"""The plan of a training run: made and checked on the submitting machine, then written for the entrypoint to read.
+"""The plan of a training run: made and checked on the submitting machine, then written for submit.py to read.
 
 Guarantees:
 - every fault is found in one go, and none stops the other checks
