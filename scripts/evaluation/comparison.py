@@ -44,7 +44,7 @@ class Pair:
 
 
 def missing(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The samples without a reward, [{"row", "row_id", "category", "repeat", "why"}].
+    """The samples without a reward, [{"row", "row_id", "row_key", "category", "repeat", "why"}].
 
     Those that failed, and those of an evaluation that never ran: its configuration tells how many there are.
     """
@@ -58,9 +58,8 @@ def missing(evaluation: Evaluation) -> list[dict[str, Any]]:
     for row, repeat in sorted(places):
         item = failed.get((row, repeat), never_run)
         why = (item.get("error") or {}).get("code", item["status"])
-        samples.append(
-            {"row": row, "row_id": item["row_id"], "category": item["category"], "repeat": repeat, "why": why}
-        )
+        named = {"row_id": item["row_id"], "row_key": item.get("row_key"), "category": item["category"]}
+        samples.append({"row": row, **named, "repeat": repeat, "why": why})
     return samples
 
 

@@ -144,7 +144,8 @@ def of_records(records: Iterable[Mapping[str, Any]]) -> Evaluation:
     rows, repeats, evaluation = {}, {}, Evaluation(None, [], [])
     for index, item in enumerate(records):
         group = item.get("group_id")
-        key = row_key(item) or (index if group is None else f"group {group}")
+        # A trainer numbers its groups anew in each rollout.
+        key = row_key(item) or (index if group is None else f"group {group} of rollout {item.get('rollout_id')}")
         row = rows.setdefault(key, len(rows))
         repeats[row] = repeats.get(row, -1) + 1
         sample = sample_of(item, row, repeats[row])

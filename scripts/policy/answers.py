@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from policy.replies import EndpointFault, Json, Reply, fault_of, name_of, object_in, words_of
+from policy.replies import EndpointFault, Json, Reply, fault_of, name_of, nesting, object_in, words_of
 
 MAX_TOKENS = 2**40
 # Why a chat answer may end. Any other reason is not the policy's: the answer is no answer.
@@ -44,8 +44,9 @@ def read_responses(reply: Reply, first_call: bool, redact: Callable[[str], str] 
     `first_call`: whether the policy has done nothing yet, so that a full context is not its doing.
     Raises EndpointFault, PolicyFault.
     """
-    raw = object_in(reply, first_call, redact)
-    return _checked(raw, lambda kind, text: fault_of(reply, kind, text, redact))
+    with nesting(reply, redact):
+        raw = object_in(reply, first_call, redact)
+        return _checked(raw, lambda kind, text: fault_of(reply, kind, text, redact))
 
 
 def read_chat(
@@ -55,16 +56,17 @@ def read_chat(
 
     Raises EndpointFault, PolicyFault.
     """
-    raw = object_in(reply, first_call, redact)
 
     def fault(kind: str, text: str) -> EndpointFault:
         return fault_of(reply, kind, text, redact)
 
-    message, reason = _chat_message(raw, fault)
-    answer = {"output": to_items(message), "usage": raw.get("usage"), "model": raw.get("model"), "id": raw.get("id")}
-    if reason:
-        answer |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
-    return _checked(answer, fault)
+    with nesting(reply, redact):
+        raw = object_in(reply, first_call, redact)
+        message, reason = _chat_message(raw, fault)
+        answer = {"output": to_items(message)} | {name: raw.get(name) for name in ("usage", "model", "id")}
+        if reason:
+            answer |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
+        return _checked(answer, fault)
 
 
 def closing() -> Json:

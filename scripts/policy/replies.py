@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -98,6 +98,15 @@ def parse(data: bytes) -> Any:
     with suppress(orjson.JSONDecodeError):
         return orjson.loads(data)
     return json.loads(data)
+
+
+@contextmanager
+def nesting(reply: Reply, redact: Callable[[str], str]) -> Iterator[None]:
+    """Raises EndpointFault if what is read inside is nested deeper than Python follows."""
+    try:
+        yield
+    except RecursionError:
+        raise fault_of(reply, "schema", "answered with JSON that is nested too deep to read", redact) from None
 
 
 def object_in(reply: Reply, first_call: bool, redact: Callable[[str], str]) -> Json:
@@ -223,7 +232,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         with suppress(KeyError, ValueError):
             seconds = float(given["retry-after"])
     if seconds is None:
-        with suppress(KeyError, TypeError, ValueError):
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
             seconds = parsedate_to_datetime(given["retry-after"]).timestamp() - time.time()
     if seconds is None or seconds != seconds:
         return None

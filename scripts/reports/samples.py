@@ -113,7 +113,7 @@ def number_rows(samples: list[Sample]) -> None:
     for nth, sample in enumerate(samples):
         group = None if sample["row"] is None else (sample["step"], sample["row"])
         key = ("alone", nth) if group is None else ("group", *group)
-        key = key if sample["row_id"] is None else ("id", sample["row_id"], sample["category"])
+        key = key if sample.get("row_key") is None else ("id", sample.get("row_key"))
         sample["row"] = numbers.setdefault(key, len(numbers))
 
 

@@ -101,7 +101,7 @@ def _plots(samples: list[Sample], graded: list[Sample], reasons: list[dict[str, 
     )
     yield _counted("What differs where it did not pass", differing, "samples; one may differ in several ways", "bad")
     ends = Counter(
-        (sample["error"] or {}).get("code") or sample["status"] for sample in samples if sample["reward"] is None
+        str((sample["error"] or {}).get("code") or sample["status"]) for sample in samples if sample["reward"] is None
     )
     yield _counted("Ended without a reward", ends, "samples by code; never counted as zeros", "warn")
 

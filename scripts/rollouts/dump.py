@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections import Counter
@@ -21,7 +22,7 @@ from common.failure import Failure
 from common.files import in_words, write_whole
 from policy.model_api import Session
 from policy.transcript import transcript
-from rollouts.samples import DUMPED, DumpRecord, fit, row_key
+from rollouts.samples import DUMPED, DumpRecord, fit
 
 EPSILON = 1e-6
 # Fields of every dump, the trainer's too.
@@ -154,7 +155,8 @@ def read_dump(path: Path) -> list[DumpRecord]:
         try:
             item = json.loads(line)
         except (ValueError, RecursionError):
-            if number == len(lines) > 1 and not line.endswith(b"\n"):
+            begun = line.startswith(b"{")
+            if number == len(lines) and (number > 1 or begun) and not line.endswith(b"\n"):
                 terminal.say(f"warning: {path}:{number}: the last line is cut off and left out")
                 return records
             raise Failure(f"{path}:{number}: not JSON") from None
@@ -165,16 +167,18 @@ def read_dump(path: Path) -> list[DumpRecord]:
 
 
 def read_dumps(paths: Sequence[Path]) -> list[DumpRecord]:
-    """The records of several dumps of one run; a sample that stands in two of them counts once, and that is said."""
-    seen: dict[tuple, Path] = {}
+    """The records of several dumps of one run; a sample that stands there twice counts once, and that is said."""
+    seen: set[bytes] = set()
     records, repeated = [], 0
-    for path in paths:
-        for item in read_dump(path):
-            key = (item.get("rollout_id"), item.get("sample_index"), row_key(item), item["response"], item["reward"])
-            if item.get("sample_index") is not None and seen.setdefault(key, path) != path:
+    for item in (item for path in paths for item in read_dump(path)):
+        # Without a number of its own, a sample may be equal to another one.
+        if item.get("sample_index") is not None:
+            known = len(seen)
+            seen.add(hashlib.sha256(json.dumps(item, sort_keys=True).encode()).digest())
+            if len(seen) == known:
                 repeated += 1
-            else:
-                records.append(item)
+                continue
+        records.append(item)
     if repeated:
-        terminal.say(f"warning: {repeated} samples stand in more than one of the dumps and count once")
+        terminal.say(f"warning: {repeated} samples stand twice in the dumps and count once")
     return records

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict
 
@@ -64,8 +64,8 @@ class DumpRecord(TypedDict):
 
 
 def number(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number, one that a float can hold."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _place(value: Any) -> bool:
@@ -120,6 +120,9 @@ def row_key(item: Mapping[str, Any]) -> str | None:
     """
     if item.get("row_id") is None:
         return None
+    name = item["row_id"]
+    # Tables of data frames turn whole numbers into floats.
+    name = int(name) if isinstance(name, float) and name.is_integer() else name
     prompt = item.get("input") or item.get("prompt") or ""
     digest = hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:16] if prompt else ""
-    return f"{item['row_id']} {item.get('category')} {digest}"
+    return f"{name} {item.get('category')} {digest}"

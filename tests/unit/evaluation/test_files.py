@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.failure import Failure
-from evaluation import files
+from evaluation import comparison, files
 from policy import transcript
 
 CONFIG = {"format": 1, "rows": {"path": "a.jsonl", "sha256": "0" * 64, "count": 2}, "sampling": {"temperature": 1.0}}
@@ -167,3 +167,17 @@ def test_a_dump_that_names_no_row_has_a_row_for_each_sample_or_each_group():
     grouped = files.of_records([record(0, group_id=5), record(1, group_id=5), record(2, group_id=6)]).samples
     assert [(item["row"], item["repeat"]) for item in alone] == [(0, 0), (1, 0)]
     assert [(item["row"], item["repeat"]) for item in grouped] == [(0, 0), (0, 1), (1, 0)]
+    later = files.of_records([record(0, group_id=5), record(0, group_id=5, rollout_id=1)]).samples
+    assert [item["row"] for item in later] == [0, 1], "a trainer numbers its groups anew in each rollout"
+
+
+def test_a_failed_sample_of_a_dump_belongs_to_its_row():
+    failed = record(1, row_id=8, category="d", reward=None, error="lost", status="failed")
+    held = files.of_records([record(0, row_id=8, category="d"), failed])
+    (lacking,) = comparison.missing(held)
+    assert lacking["row_key"] == held.samples[0]["row_key"] is not None
+
+
+def test_a_reward_that_no_float_holds_is_no_reward():
+    held = files.of_records([record(0, reward=10**400), record(1, reward=True), record(2, reward=float("inf"))])
+    assert [item["reward"] for item in held.failures] == [None, None, None] and not held.samples

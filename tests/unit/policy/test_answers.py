@@ -404,6 +404,7 @@ def test_a_refusal_says_whether_another_try_may_help(status, error, kind, again)
         ({}, None),
         ({"Retry-After": "nan"}, None),
         ({"Retry-After": "-1"}, 0.0),
+        ({"Retry-After": "Mon, 01 Jan 2026 00:00:00 +999999999999999"}, None),
     ],
 )
 def test_the_wait_that_an_endpoint_asks_for(headers, seconds):
@@ -434,3 +435,16 @@ def test_a_secret_is_in_no_words():
     with pytest.raises(EndpointFault) as caught:
         read_responses(reply, False, lambda text: text.replace("sk-secret", "***"))
     assert "sk-secret" not in str(caught.value) and "***" in str(caught.value)
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+def test_what_is_nested_too_deep_is_no_answer(wire):
+    deep = b"[" * 900 + b'"x"' + b"]" * 900
+    bodies = [
+        b'{"error": %s, "output": [], "choices": []}' % deep,
+        b'{"output": [{"type": "message", "content": %s}]}' % deep,
+        b'{"choices": [{"message": {"content": null, "reasoning": %s}}]}' % deep,
+    ]
+    for body in bodies:
+        with pytest.raises(EndpointFault):
+            read(body, wire)

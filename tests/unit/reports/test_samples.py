@@ -96,6 +96,14 @@ def test_a_dumps_own_ground_truth_comes_first(tmp_path):
     assert reasons.explain(found)["why"] == "emails row 00000487 deleted, ground truth keeps it"
 
 
+def test_rows_of_one_id_with_two_prompts_are_two_rows(tmp_path):
+    prompts = [[{"role": "user", "content": text}] for text in ("Reply", "Delete", "Reply")]
+    lines = [dumped(sample_index=nth, row_id=1, category="c", input=prompt) for nth, prompt in enumerate(prompts)]
+    write_lines(tmp_path / "dump.jsonl", lines)
+    found = samples.find(load(tmp_path, RUN=tmp_path / "dump.jsonl"))
+    assert [each["row"] for each in found.samples] == [0, 1, 0]
+
+
 def test_calls_of_a_dump_are_what_the_verifier_saw(tmp_path):
     dump = write_lines(tmp_path / "dump.jsonl", [dumped(row_id=1, category="c", ground_truth=report_runs.truth(REPLY))])
     [found] = samples.find(load(tmp_path, RUN=dump)).samples

@@ -1,8 +1,10 @@
-"""The arithmetic of a rollout dump: advantages, and groups that are mixed or dropped."""
+"""The arithmetic of a rollout dump, and what counts as one of its samples."""
+
+import json
 
 import pytest
 
-from rollouts import dump
+from rollouts import dump, samples
 
 
 def test_advantages_are_grpos():
@@ -24,3 +26,27 @@ def test_mixed_and_dropped_groups_are_told_apart():
     assert (total["mixed_groups"], total["dropped_groups"], total["failed_samples"]) == (1, 1, 1)
     assert total["mean_reward"] == 0.25
     assert [item["advantage"] is None for item in records] == [False, False, True, True, False, False]
+
+
+def line(index, **more):
+    fields = {"sample_index": index, "status": "completed", "reward": 1.0, "agent_turns": 2, "response": "Done."}
+    return json.dumps(fields | more) + "\n"
+
+
+def test_a_sample_that_stands_twice_counts_once_and_equal_ones_of_two_runs_count_each(tmp_path, capsys):
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    paths[0].write_text(line(0, request_id="x") + line(1, reward={"value": 1}) + line(0, request_id="x"))
+    paths[1].write_text(line(0, request_id="y") + line(1, reward={"value": 1}) + line(None) + line(None))
+    records = dump.read_dumps(paths)
+    assert [item.get("request_id") for item in records] == ["x", None, "y", None, None]
+    assert "2 samples stand twice" in capsys.readouterr().out
+
+
+def test_a_dump_of_which_only_a_cut_line_exists_holds_nothing_yet(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line(0)[:40])
+    assert dump.read_dump(path) == [] and "cut off" in capsys.readouterr().out
+
+
+def test_a_row_is_the_same_whether_its_number_is_whole_or_a_float():
+    assert samples.row_key({"row_id": 3.0}) == samples.row_key({"row_id": 3}) != samples.row_key({"row_id": 3.5})
