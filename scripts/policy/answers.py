@@ -220,6 +220,8 @@ def _item(item: Any, place: str, fault: Callable[[str, str], EndpointFault]) -> 
     if kind == "message":
         if item.get("role") not in (None, "assistant"):
             raise fault("schema", f"gave {place}, a message of the role {str(item['role'])[:60]!r}")
+        if not isinstance(item.get("content"), (str, list, type(None))):
+            raise fault("schema", f"gave {place}, a message whose content is {name_of(item['content'])}")
         return {
             "type": "message", "id": _text(item.get("id"), f"msg_{uuid4().hex}"), "role": "assistant",
             "status": "completed", "content": _parts(item.get("content")),
@@ -245,7 +247,8 @@ def _parts(content: Any) -> list[Json]:
 def _call(call: Json, place: str, fault: Callable[[str, str], EndpointFault]) -> tuple[str, str]:
     """(name, arguments as text) of a call. Raises EndpointFault where one is lost or of another kind."""
     name, arguments = call.get("name"), call.get("arguments")
-    if not isinstance(name, str) or not name:
+    # An empty name is one that the policy may have written: no tool has it, and the agent says so.
+    if not isinstance(name, str):
         raise fault("schema", f"gave {place} without a name: {name_of(name)}")
     if not isinstance(arguments, str):
         raise fault("schema", f"gave {place} ({name[:80]}) with arguments that are {name_of(arguments)}, not a text")

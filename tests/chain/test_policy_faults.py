@@ -17,6 +17,11 @@ from support.scripted_model import DONE, Answer, call, reasoning
 SEARCH = call("email_search_emails", query="carlos")
 
 
+def searches(count):
+    """Calls that differ in their ids."""
+    return [item for _ in range(count) for item in call("email_search_emails", query="carlos")]
+
+
 def assert_policy_fault(snapshot, status="completed"):
     assert (snapshot["status"], snapshot["reward"]) == (status, 0.0), snapshot
 
@@ -89,24 +94,24 @@ def test_e8_a_cleanup_route_of_another_trial_is_not_reached(graph, models):
 @pytest.mark.parametrize("count", [17, 500])
 def test_e11_too_many_calls_truncate_with_0_and_others_go_on(graph, models, example_rows, count):
     beside = [graph.start(graph.payload(models.oracle(example_rows[0]))) for _ in range(3)]
-    snapshot = graph.finish(models.script(SEARCH * count))
+    snapshot = graph.finish(models.script(searches(count)))
     assert_policy_fault(snapshot, "truncated")
     assert snapshot["error"]["code"] == "too_many_calls" and str(count) in snapshot["error"]["cause"]
     assert [graph.wait(request_id)["reward"] for request_id in beside] == [1.0] * 3
     # The bound itself is allowed.
-    assert_policy_fault(graph.finish(models.script(SEARCH * 16, DONE)))
+    assert_policy_fault(graph.finish(models.script(searches(16), DONE)))
     graph.wait_released()
 
 
 ERROR = {"error": {"code": "server_error", "message": "no"}}
 ENDPOINT_FAULTS = {
     "not_json": [
-        Answer(200, b"<html>never</html>"), Answer(200), Answer(200, b'{"output": NaN}'),
+        Answer(200, b"<html>never</html>"), Answer(200), Answer(200, b"[]"),
         Answer(200, b'{"output":' + b"[" * 100_000),
     ],
     "schema": [
         *(Answer(200, {"output": output}) for output in (None, "text", [1, None], [{"type": "nonsense"}])),
-        Answer(200, b"[]"), Answer(200, {"id": "x"}), Answer(200, answered(DONE) | {"usage": "many"}),
+        Answer(200, b'{"output": NaN}'), Answer(200, {"id": "x"}),
         Answer(200, {"output": [{"type": "function_call", "arguments": "{}"}]}),
         Answer(200, {"output": [{"type": "message", "role": "assistant", "content": 5}]}),
     ],
@@ -184,6 +189,6 @@ def test_a_lean_answer_is_filled_in(graph, models, example_rows):
     usage = {"usage": {"input_tokens": 5, "output_tokens": 2}}
     thought = {"output": [*reasoning(), *lean["output"]]}
     odd_usage = {"usage": {"input_tokens": "x", "output_tokens": []}}
-    for first in (lean, lean | usage, thought, lean | odd_usage):
+    for first in (lean, lean | usage, thought, lean | odd_usage, lean | {"usage": "many"}):
         snapshot = graph.finish(models.script(Answer(200, first), Answer(200, closing | usage)))
         assert (snapshot["status"], snapshot["reward"]) == ("completed", 1.0), snapshot

@@ -21,15 +21,22 @@ def assert_lease(snapshot):
     assert snapshot["error"] == {"code": "lease_expired"}
 
 
-def test_the_deadline_ends_a_first_and_a_later_model_call_and_a_wait_for_another_try(graph, models):
+def test_the_deadline_ends_a_first_and_a_later_model_call(graph, models):
     later = models.policy(lambda call: SEARCH if call.turn < 2 else models.released.wait(60) or DONE)
-    policies = [models.hanging(), later, models.script(Answer(503, b"", {"Retry-After": "600"}))]
+    policies = [models.hanging(), later]
     began = time.monotonic()
     for request_id in [graph.start(graph.payload(policy, deadline_s=2)) for policy in policies]:
         assert_deadline(graph.wait(request_id))
     assert time.monotonic() - began < 15
-    assert [len(policy.calls) for policy in policies] == [1, 3, 1]
+    assert [len(policy.calls) for policy in policies] == [1, 3]
     graph.wait_released()
+
+
+def test_a_wait_that_is_longer_than_the_deadline_ends_the_trial_at_once_with_the_endpoints_words(graph, models):
+    policy = models.script(Answer(503, {"error": {"message": "come back later"}}, {"Retry-After": "600"}))
+    snapshot = graph.finish(policy, deadline_s=20)
+    assert (snapshot["status"], snapshot["reward"], len(policy.calls)) == ("failed", None, 1), snapshot
+    assert "come back later" in snapshot["error"]["cause"] and "longer than the trial has left" in str(snapshot)
 
 
 def test_the_deadline_counts_from_creation_and_ends_a_trial_in_the_queue(graph, models):

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import verify_trial
-from gateway import trial_request
+from gateway import launch, trial_request
 from gateway.client import Gateway, Trial
 from inputs import rows
 from policy import model_api
@@ -75,7 +74,7 @@ def of_graph(settings, task_rows):
 
     def trial(row):
         task = session_input(row)
-        session = verify_trial.session_of(server, task)
+        session = launch.session("unused", server.base_url, server.open(task).id, "parity", "eval")
         payload = trial_request.create_payload(settings, session, task)
         snapshot = Trial(Gateway(settings), payload).finish()
         return seen.get(session["SESSION_ID"]), snapshot["reward"]
