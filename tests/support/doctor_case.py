@@ -95,14 +95,3 @@ def free_base():
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     bases = range(min(low, 32768) - 402 - 5000 * (worker % 4), 1024, -201)
     return next(base for base in bases if not taken & set(range(base, base + 202)))
-
-
-def outward_address():
-    """This machine's address towards others, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 9))
-        except OSError:
-            return None
-        own = probe.getsockname()[0]
-    return None if own.startswith(("127.", "0.")) else own

@@ -8,7 +8,8 @@ import pytest
 from checks import network
 from common import net
 from common.net import ask
-from support.doctor_case import NOWHERE, PROXY_PAGE, Pages, Silent, case_of, found, is_ok, outward_address
+from proofs.rig import own_address
+from support.doctor_case import NOWHERE, PROXY_PAGE, Pages, Silent, case_of, found, is_ok
 
 SECRET = "never-show-me-4711"
 
@@ -21,7 +22,7 @@ def test_the_gateways_address(tmp_path):
 
 
 def test_an_outward_gym_host_needs_a_gateway_that_listens_there(tmp_path):
-    own = outward_address()
+    own = own_address()
     if not own:
         pytest.skip("this machine has no outward address")
     deaf = found(network.gym_host, case_of(tmp_path, GYM_HOST=own), "fail")
